@@ -1,0 +1,42 @@
+"""Metadata of jaxdiff. Lower bounds are versions the test suite has passed with."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+setup(
+    name="jaxdiff",
+    version="0.1.0",
+    description="Fast diffusion models in JAX: train teachers, distil them into one-step and few-step generators",
+    long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["jaxdiff", "jaxdiff.*"]),
+    package_data={"jaxdiff": ["py.typed"]},
+    python_requires=">=3.11",
+    install_requires=[
+        "jax>=0.10.0",
+        "flax>=0.12.7",
+        "jaxtyping>=0.3.7",
+        "matplotlib>=3.10",
+        "numpy>=2.1",
+        "safetensors>=0.6",
+    ],
+    extras_require={
+        "cuda": ["jax[cuda12]>=0.10.0"],
+        "tpu": ["jax[tpu]>=0.10.0"],
+        "test": [
+            "beartype>=0.22",
+            "einops>=0.8",
+            "ipykernel>=7.0",
+            "mypy>=1.18",
+            "nbclient>=0.10.2",
+            "nbformat>=5.10",
+            "optax>=0.2.6",
+            "pytest>=8.4",
+            "pytest-xdist>=3.8",
+            "ruff>=0.14",
+            "scipy>=1.15",
+        ],
+    },
+)

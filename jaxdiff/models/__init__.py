@@ -1,0 +1,43 @@
+"""Networks in Flax Linen, NHWC, all called as `model(x, noise_label, cond=None, *, deterministic=True)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import linen as nn
+from jax import Array
+
+from jaxdiff.denoisers import Network
+from jaxdiff.errors import pick
+from jaxdiff.models import dit, mmdit, unet
+from jaxdiff.models.dit import DiT
+from jaxdiff.models.mmdit import MMDiT
+from jaxdiff.models.unet import UNet
+
+MODELS: dict[str, type[nn.Module]] = {"unet": UNet, "dit": DiT, "mmdit": MMDiT}
+
+__all__ = ["MODELS", "DiT", "MMDiT", "UNet", "build", "check_fields", "dit", "mmdit", "network", "unet"]
+
+
+def build(name: str, **fields: Any) -> nn.Module:
+    """A model by its name in MODELS; unknown names and fields are refused."""
+    model = pick(MODELS, name, "model")
+    check_fields(model, fields)
+    return model(**fields)
+
+
+def check_fields(model: type[nn.Module], fields: Mapping[str, Any]) -> None:
+    """Every name in `fields` is a field of the model."""
+    allowed = dict.fromkeys(field for field in model.__dataclass_fields__ if field not in ("parent", "name"))
+    for field in fields:
+        pick(allowed, field, f"{model.__name__} field")
+
+
+def network(model: nn.Module, params: Mapping[str, Any], dropout: Array | None = None) -> Network:
+    """The function `(x, noise_label, cond) -> array` that denoisers wrap; `dropout` is a key that switches dropout on."""
+    if dropout is None:
+        return lambda x, noise_label, cond=None: model.apply({"params": params}, x, noise_label, cond)
+    return lambda x, noise_label, cond=None: model.apply(
+        {"params": params}, x, noise_label, cond, deterministic=False, rngs={"dropout": dropout}
+    )

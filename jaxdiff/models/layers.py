@@ -1,0 +1,237 @@
+"""Pieces shared by the networks: embeddings, resampling, modulation, attention, patches, checks.
+
+Noise labels, sinusoids, modulation and norms' statistics stay in float32; only the wide products run in `dtype`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+Dtype = Any
+Cond = Mapping[str, Any] | None
+
+xavier = nn.initializers.xavier_uniform()
+zeros = nn.initializers.zeros
+
+
+# ------------------------------------------------------------------------------------------ checking inputs
+
+
+def check_inputs(model: str, x: Array, channels: int, multiple: int, cond: Cond, keys: tuple[str, ...]) -> None:
+    """Shapes and condition keys a network can take, checked while tracing."""
+    if x.ndim != 4 or x.shape[-1] != channels:
+        raise ValueError(f"{model} with channels={channels} takes x of shape [b, h, w, {channels}] (NHWC), got {x.shape}")
+    if x.shape[1] % multiple or x.shape[2] % multiple:
+        raise ValueError(f"{model} needs height and width divisible by {multiple}, got {x.shape[1]}x{x.shape[2]}; pad or resize the input")
+    for key in cond or {}:
+        if key not in keys:
+            allowed = f"it takes {', '.join(keys)}" if keys else "it is unconditional"
+            raise ValueError(f"{model} has no use for cond[{key!r}]; {allowed}")
+
+
+def noise_labels(noise_label: Any, x: Array) -> Float[Array, " b"]:
+    """The noise label as float32, one per example."""
+    return jnp.broadcast_to(jnp.asarray(noise_label, jnp.float32).reshape(-1), x.shape[:1])
+
+
+# ------------------------------------------------------------------------------------------ embeddings
+
+
+def sinusoid(value: Float[Array, " b"], width: int, endpoint: bool = False) -> Float[Array, "b {width}"]:
+    """[cos(v f), sin(v f)] with f_k = 10000^(-k / (width/2 - endpoint)), in float32."""
+    half = width // 2
+    frequencies = 10000.0 ** (-np.arange(half) / (half - endpoint))
+    angles = value[:, None] * jnp.asarray(frequencies, jnp.float32)
+    return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
+
+
+def sincos_positions(height: int, width: int, features: int, base: int = 0) -> np.ndarray:
+    """Fixed 2-D positions [height, width, features]: [e(column), e(row)], e(p) = [sin(p w), cos(p w)], w_k = 10000^(-4k/features).
+
+    p counts tokens from 0; with `base` it is resampled so that any grid spans the base x base grid of training.
+    """
+    omega = 10000.0 ** (-np.arange(features // 4) / (features // 4))
+
+    def encode(count: int) -> np.ndarray:
+        angles = (np.arange(count) * (base / count if base else 1.0))[:, None] * omega
+        return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
+
+    columns = np.broadcast_to(encode(width)[None, :], (height, width, features // 2))
+    rows = np.broadcast_to(encode(height)[:, None], (height, width, features // 2))
+    return np.concatenate([columns, rows], axis=-1).astype(np.float32)
+
+
+class EmbedMLP(nn.Module):
+    """Dense, SiLU, Dense: how timesteps, pooled text and other vectors enter the modulation, in float32."""
+
+    features: int
+    kernel_init: Callable = nn.initializers.normal(0.02)
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b d"]) -> Float[Array, "b e"]:
+        x = nn.Dense(self.features, kernel_init=self.kernel_init, name="in")(x)
+        return nn.Dense(self.features, kernel_init=self.kernel_init, name="out")(nn.silu(x))
+
+
+# ------------------------------------------------------------------------------------------ transformers
+
+
+def patchify(x: Float[Array, "b h w c"], patch: int) -> Float[Array, "b n d"]:
+    """Tokens in row-major order, each a patch flattened as (row, column, channel)."""
+    return rearrange(x, "b (h p) (w q) c -> b (h w) (p q c)", p=patch, q=patch)
+
+
+def unpatchify(tokens: Float[Array, "b n d"], patch: int, height: int, width: int) -> Float[Array, "b h w c"]:
+    """The inverse of `patchify` for an image of height x width pixels."""
+    return rearrange(tokens, "b (h w) (p q c) -> b (h p) (w q) c", p=patch, q=patch, h=height // patch, w=width // patch)
+
+
+def normalize(x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+    """LayerNorm without scale or bias, eps 1e-6, in float32."""
+    x = x.astype(jnp.float32)
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
+
+
+def modulate(x: Float[Array, "b n d"], shift: Float[Array, "b d"], scale: Float[Array, "b d"], dtype: Dtype) -> Float[Array, "b n d"]:
+    """normalize(x) (1 + scale) + shift, computed in float32, returned in dtype."""
+    return (normalize(x) * (1 + scale[:, None]) + shift[:, None]).astype(dtype)
+
+
+class Modulation(nn.Module):
+    """SiLU then a zero-initialised Dense, split into `parts` vectors (adaLN-zero), in float32."""
+
+    parts: int
+    features: int
+
+    @nn.compact
+    def __call__(self, c: Float[Array, "b d"]) -> list[Float[Array, "b e"]]:
+        out = nn.Dense(self.parts * self.features, kernel_init=zeros, name="dense")(nn.silu(c))
+        return jnp.split(out, self.parts, axis=-1)
+
+
+class MLP(nn.Module):
+    """Dense to ratio * d, tanh-GELU, Dense back."""
+
+    ratio: float = 4.0
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+        d = x.shape[-1]
+        x = nn.Dense(int(self.ratio * d), kernel_init=xavier, dtype=self.dtype, name="in")(x)
+        return nn.Dense(d, kernel_init=xavier, dtype=self.dtype, name="out")(nn.gelu(x))
+
+
+def qkv_heads(x: Array, heads: int, dtype: Dtype, kernel_init: Callable = xavier, name: str = "qkv", **kwargs: Any) -> list[Array]:
+    """Queries, keys and values [b, n, heads, d/heads] from one product whose kernel [d, 3, heads, d/heads] shards over heads."""
+    features = (3, heads, x.shape[-1] // heads)
+    qkv = nn.DenseGeneral(features, kernel_init=kernel_init, dtype=dtype, name=name, **kwargs)(x)
+    return [qkv[:, :, i] for i in range(3)]
+
+
+def merge_heads(x: Array, features: int, dtype: Dtype, kernel_init: Callable = xavier, name: str = "out", **kwargs: Any) -> Array:
+    """The output projection of attention, kernel [heads, d/heads, features]."""
+    return nn.DenseGeneral(features, axis=(-2, -1), kernel_init=kernel_init, dtype=dtype, name=name, **kwargs)(x)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention of a token sequence with itself."""
+
+    heads: int
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+        q, k, v = qkv_heads(x, self.heads, self.dtype)
+        return merge_heads(jax.nn.dot_product_attention(q, k, v), x.shape[-1], self.dtype)
+
+
+class FinalLayer(nn.Module):
+    """Modulated norm, then a zero-initialised Dense to patches, in float32."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b n d"], c: Float[Array, "b e"]) -> Float[Array, "b n f"]:
+        shift, scale = Modulation(2, x.shape[-1], name="modulation")(c)
+        return nn.Dense(self.features, kernel_init=zeros, name="out")(modulate(x, shift, scale, jnp.float32))
+
+
+def block_stack(block: type[nn.Module], depth: int, *, scan: bool, remat: bool, name: str = "blocks", **fields: Any) -> Callable[..., Any]:
+    """`depth` equal blocks `carry = block(carry, c)` in a row: named {name}_0.. or, scanned, one {name} with a leading layer axis."""
+    if remat:
+        block = nn.remat(block, prevent_cse=not scan)
+    if not scan:
+
+        def run(carry: Any, c: Any) -> Any:
+            for i in range(depth):
+                carry = block(**fields, name=f"{name}_{i}")(carry, c)
+            return carry
+
+        return run
+    body = nn.scan(
+        _ScanBody, variable_axes={"params": 0}, split_rngs={"params": True, "dropout": True}, in_axes=nn.broadcast, length=depth
+    )
+    return lambda carry, c: body(block=block, fields=tuple(fields.items()), name=name)(carry, c)[0]
+
+
+class _ScanBody(nn.Module):
+    """Gives a block the (carry, output) pair that nn.scan wants."""
+
+    block: Any
+    fields: tuple
+
+    @nn.compact
+    def __call__(self, carry: Any, c: Any) -> tuple[Any, None]:
+        return self.block(**dict(self.fields), name="block")(carry, c), None
+
+
+def stack_blocks(params: Mapping[str, Any], depth: int, name: str = "blocks") -> dict[str, Any]:
+    """Parameters of an unrolled `block_stack` in the layout of a scanned one."""
+    layers = [params[f"{name}_{i}"] for i in range(depth)]
+    rest = {key: value for key, value in params.items() if not key.startswith(f"{name}_")}
+    return {**rest, name: {"block": jax.tree.map(lambda *leaves: np.stack(leaves), *layers)}}
+
+
+def unstack_blocks(params: Mapping[str, Any], name: str = "blocks") -> dict[str, Any]:
+    """The inverse of `stack_blocks`."""
+    stacked = params[name]["block"]
+    depth = len(jax.tree.leaves(stacked)[0])
+    layers = {f"{name}_{i}": jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(depth)}
+    return {**{key: value for key, value in params.items() if key != name}, **layers}
+
+
+# ------------------------------------------------------------------------------------------ convolutions
+
+
+def downsample(x: Float[Array, "b h w c"], taps: tuple[int, ...] = (1, 1), padding: int | None = None) -> Float[Array, "b k l c"]:
+    """Halve the resolution with a separable filter; taps (1, 1) average 2x2 pixels."""
+    if taps == (1, 1):
+        return (x[:, ::2, ::2] + x[:, ::2, 1::2] + x[:, 1::2, ::2] + x[:, 1::2, 1::2]) / 4
+    pad = (len(taps) - 1) // 2 if padding is None else padding
+    return _depthwise(x, taps, 1.0, strides=(2, 2), padding=((pad, pad),) * 2)
+
+
+def upsample(x: Float[Array, "b h w c"], taps: tuple[int, ...] = (1, 1)) -> Float[Array, "b k l c"]:
+    """Double the resolution with a separable filter; taps (1, 1) repeat pixels."""
+    if taps == (1, 1):
+        return x.repeat(2, axis=1).repeat(2, axis=2)
+    pad = len(taps) - 1 - (len(taps) - 1) // 2
+    return _depthwise(x, taps, 4.0, lhs_dilation=(2, 2), padding=((pad, pad),) * 2)
+
+
+def _depthwise(x: Array, taps: tuple[int, ...], gain: float, strides: tuple[int, int] = (1, 1), **kwargs: Any) -> Array:
+    outer = np.outer(taps, taps)
+    kernel = jnp.asarray(gain * outer / outer.sum(), x.dtype)[:, :, None, None].repeat(x.shape[-1], axis=-1)
+    return jax.lax.conv_general_dilated(
+        x, kernel, strides, dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=x.shape[-1], **kwargs
+    )

@@ -1,0 +1,131 @@
+"""MMDiT (Esser et al. 2024, Stable Diffusion 3): image and text streams with their own weights and joint attention.
+
+    c = E_t(t) + E_p(pooled text);  image tokens = patches W + positions;  text tokens = text W, no positions
+    block: both streams give q, k, v (each modulated by c, q and k optionally RMS-normalised), attend jointly,
+           then each adds its gated projection and its gated MLP, as in DiT
+    the last block only reads the text: two modulation vectors, no projection, no MLP
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxdiff.models import layers
+from jaxdiff.models.layers import Cond, Dtype
+
+SIZES = {
+    "S": {"depth": 12, "width": 384, "heads": 6},
+    "B": {"depth": 12, "width": 768, "heads": 12},
+    "L": {"depth": 24, "width": 1024, "heads": 16},
+    "XL": {"depth": 28, "width": 1152, "heads": 16},
+}
+
+
+class Block(nn.Module):
+    """Joint attention of two streams; with `last`, the text is only read and its stream ends."""
+
+    heads: int
+    mlp_ratio: float = 4.0
+    qk_norm: bool = False
+    last: bool = False
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, streams: dict[str, Array], c: Float[Array, "b e"]) -> dict[str, Array]:
+        """streams: `image` [b n d], `text` [b l d] and the key mask `mask` [b n+l], or None."""
+        n, d = streams["image"].shape[1:]
+        image, text = (
+            layers.Modulation(2 if self.last and name == "text" else 6, d, name=f"{name}_modulation")(c) for name in ("image", "text")
+        )
+        heads = [self._project("image", streams["image"], image), self._project("text", streams["text"], text)]
+        q, k, v = (jnp.concatenate(pair, axis=1) for pair in zip(*heads, strict=True))
+        mask = streams["mask"]
+        gathered = jax.nn.dot_product_attention(q, k, v, mask=None if mask is None else mask[:, None, None])
+        image = self._update("image", streams["image"], gathered[:, :n], image)
+        text = streams["text"] if self.last else self._update("text", streams["text"], gathered[:, n:], text)
+        return {"image": image, "text": text, "mask": mask}
+
+    def _project(self, stream: str, x: Array, vectors: list[Array]) -> list[Array]:
+        q, k, v = layers.qkv_heads(layers.modulate(x, vectors[0], vectors[1], self.dtype), self.heads, self.dtype, name=f"{stream}_qkv")
+        if self.qk_norm:
+            norm = lambda name: nn.RMSNorm(dtype=self.dtype, use_fast_variance=False, name=f"{stream}_{name}_norm")  # noqa: E731
+            q, k = norm("q")(q), norm("k")(k)
+        return [q, k, v]
+
+    def _update(self, stream: str, x: Array, gathered: Array, vectors: list[Array]) -> Array:
+        _, _, gate_a, shift_m, scale_m, gate_m = vectors
+        x = x + gate_a[:, None].astype(self.dtype) * layers.merge_heads(gathered, x.shape[-1], self.dtype, name=f"{stream}_out")
+        h = layers.MLP(self.mlp_ratio, self.dtype, name=f"{stream}_mlp")(layers.modulate(x, shift_m, scale_m, self.dtype))
+        return x + gate_m[:, None].astype(self.dtype) * h
+
+
+class MMDiT(nn.Module):
+    """MMDiT; the defaults are the class-free XL/2 shape on 4-channel latents with CLIP-L + bigG text.
+
+    `noise_label` is 1000 t of rectified flow. cond needs `text` [b l text_dim] and, when pooled_dim > 0,
+    `pooled` [b pooled_dim]; `text_mask` [b l] hides padding. position_table = S > 0 keeps an S x S table of
+    positions as a constant parameter and crops its centre, as the SD3 checkpoints do; 0 computes positions.
+    """
+
+    channels: int = 4
+    patch: int = 2
+    depth: int = 28
+    width: int = 1152
+    heads: int = 16
+    mlp_ratio: float = 4.0
+    text_dim: int = 2048
+    pooled_dim: int = 2048
+    qk_norm: bool = True
+    position_table: int = 0
+    dtype: Dtype = jnp.float32
+    remat: bool = False
+    scan: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True) -> Float[Array, "b h w c"]:
+        keys = ("text", "text_mask") + ("pooled",) * bool(self.pooled_dim)
+        layers.check_inputs("MMDiT", x, self.channels, self.patch, cond, keys)
+        text, pooled = self._check_text(cond or {})
+        _, height, width, _ = x.shape
+        c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(layers.noise_labels(noise_label, x), 256))
+        if self.pooled_dim:
+            c = c + layers.EmbedMLP(self.width, name="pooled")(pooled.astype(jnp.float32))
+        dense = lambda name: nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name=name)  # noqa: E731
+        image = dense("patches")(layers.patchify(x, self.patch))
+        image = image + self._positions(height // self.patch, width // self.patch).reshape(-1, self.width).astype(self.dtype)
+        mask = None
+        if "text_mask" in (cond or {}):
+            mask = jnp.concatenate([jnp.ones(image.shape[:2], bool), jnp.asarray(cond["text_mask"], bool)], axis=1)
+        fields = {"heads": self.heads, "mlp_ratio": self.mlp_ratio, "qk_norm": self.qk_norm, "dtype": self.dtype}
+        stack = layers.block_stack(Block, self.depth - 1, scan=self.scan, remat=self.remat, **fields)
+        streams = stack({"image": image, "text": dense("text")(text), "mask": mask}, c)
+        last = nn.remat(Block) if self.remat else Block
+        image = last(**fields, last=True, name="last_block")(streams, c)["image"]
+        out = layers.FinalLayer(self.patch**2 * self.channels, name="final")(image, c)
+        return layers.unpatchify(out, self.patch, height, width)
+
+    def _check_text(self, cond: dict) -> tuple[Array, Array | None]:
+        needed = {"text": self.text_dim} | ({"pooled": self.pooled_dim} if self.pooled_dim else {})
+        for key, size in needed.items():
+            if key not in cond:
+                raise ValueError(
+                    f"MMDiT needs cond[{key!r}]; for guidance pass guided(..., null={{{key!r}: the empty prompt's embedding, ...}})"
+                )
+            if jnp.shape(cond[key])[-1] != size:
+                raise ValueError(f"MMDiT was built for cond[{key!r}] of width {size}, got shape {jnp.shape(cond[key])}")
+        return jnp.asarray(cond["text"]), jnp.asarray(cond["pooled"]) if self.pooled_dim else None
+
+    def _positions(self, rows: int, columns: int) -> Array:
+        side = self.position_table
+        if not side:
+            return jnp.asarray(layers.sincos_positions(rows, columns, self.width))
+        if rows > side or columns > side:
+            raise ValueError(f"{rows}x{columns} patches exceed this checkpoint's table of {side}x{side} positions; use a smaller image")
+        table = self.param("positions", lambda key: jnp.asarray(layers.sincos_positions(side, side, self.width)))
+        top, left = (side - rows) // 2, (side - columns) // 2
+        return jax.lax.stop_gradient(table)[top : top + rows, left : left + columns]

@@ -1,0 +1,220 @@
+"""The pixel UNet of EDM in its three published forms: DDPM++, NCSN++ (Song et al. 2021) and ADM (Dhariwal & Nichol 2021).
+
+    block     h = conv0(resample(silu(norm0(x))));  h = conv1(dropout(silu(norm1(h) with e)));  x = (h + skip(x)) g
+              e is added before norm1 (DDPM++, NCSN++) or scales and shifts after it (ADM); g = sqrt(1/2) or 1
+    attention x = (x + out(attend(qkv(norm2(x))))) g
+    encoder   conv, then per level [down] blocks; every output is kept; NCSN++ also feeds the shrinking image in
+    decoder   in0 (attention), in1, then per level [up] blocks that each take one kept output: x = [x, skip]
+
+`STYLES` holds all differences between the three, one row each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxdiff.errors import pick
+from jaxdiff.models import layers
+from jaxdiff.models.layers import Cond, Dtype
+
+
+class Style(NamedTuple):
+    """What tells the published UNets apart."""
+
+    scale_shift: bool = False  # the embedding modulates norm1 instead of being added
+    gain: float = math.sqrt(0.5)  # factor after each residual sum
+    epsilon: float = 1e-6  # of the group norms
+    head_width: int = 0  # channels per attention head; 0: one head
+    attention_in_decoder: str = "last"  # which decoder blocks of an attention level attend: "last" or "all"
+    taps: tuple[int, ...] = (1, 1)  # resampling filter
+    embedding: str = "sincos"  # "sincos" (endpoint, sine first), "cossin", or "fourier" of doubled width
+    residual_input: bool = False  # the downsampled image joins each level
+    label_after_mlp: bool = False  # the class joins after the embedding MLP, without bias
+    project_resampled_skip: bool = True  # a 1x1 convolution on every resampled skip
+    zero_gain: float = 1e-5  # initial scale of layers that should start near zero
+    fan_in_init: bool = False  # uniform in +-1/sqrt(fan_in), biases too; else Xavier with zero biases
+
+
+STYLES = {
+    "ddpmpp": Style(),
+    "ncsnpp": Style(taps=(1, 3, 3, 1), embedding="fourier", residual_input=True),
+    "adm": Style(
+        scale_shift=True, gain=1.0, epsilon=1e-5, head_width=64, attention_in_decoder="all", embedding="cossin",
+        label_after_mlp=True, project_resampled_skip=False, zero_gain=0.0, fan_in_init=True,
+    ),
+}  # fmt: skip
+
+
+def _inits(style: Style, fan_in: int, gain: float = 1.0) -> dict[str, Callable]:
+    """Kernel and bias initialisers of a layer; gain scales the kernel's standard deviation (0: all zeros)."""
+    if gain == 0:
+        return {"kernel_init": layers.zeros, "bias_init": layers.zeros}
+    if not style.fan_in_init:
+        return {"kernel_init": nn.initializers.variance_scaling(gain**2, "fan_avg", "uniform"), "bias_init": layers.zeros}
+    bound = 1 / math.sqrt(fan_in)
+    return {
+        "kernel_init": nn.initializers.variance_scaling(gain**2 / 3, "fan_in", "uniform"),
+        "bias_init": lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound),
+    }
+
+
+def _group_norm(x: Array, style: Style, dtype: Dtype, name: str) -> Array:
+    groups = min(32, x.shape[-1] // 4)
+    return nn.GroupNorm(groups, epsilon=style.epsilon, dtype=dtype, use_fast_variance=False, name=name)(x)
+
+
+class Block(nn.Module):
+    """A residual block with optional resampling and attention."""
+
+    features: int
+    style: Style
+    resample: str = ""  # "", "down" or "up"
+    attention: bool = False
+    dropout: float = 0.0
+    deterministic: bool = True
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b h w c"], e: Float[Array, "b d"]) -> Float[Array, "b k l f"]:
+        style = self.style
+        h = self._conv("conv0", self._resample(nn.silu(_group_norm(x, style, self.dtype, "norm0"))))
+        fan = e.shape[-1]
+        affine = nn.Dense(self.features * (1 + style.scale_shift), dtype=self.dtype, name="affine", **_inits(style, fan))(e)[:, None, None]
+        if style.scale_shift:
+            scale, shift = jnp.split(affine, 2, axis=-1)
+            h = nn.silu(_group_norm(h, style, self.dtype, "norm1") * (1 + scale) + shift)
+        else:
+            h = nn.silu(_group_norm(h + affine, style, self.dtype, "norm1"))
+        h = nn.Dropout(self.dropout, deterministic=self.deterministic)(h)
+        h = self._conv("conv1", h, gain=style.zero_gain)
+        x = (h + self._skip(x)) * style.gain
+        return self._attend(x) if self.attention else x
+
+    def _conv(self, name: str, x: Array, size: int = 3, gain: float = 1.0) -> Array:
+        inits = _inits(self.style, x.shape[-1] * size**2, gain)
+        return nn.Conv(self.features, (size, size), padding=size // 2, dtype=self.dtype, name=name, **inits)(x)
+
+    def _resample(self, x: Array) -> Array:
+        if not self.resample:
+            return x
+        return (layers.upsample if self.resample == "up" else layers.downsample)(x, self.style.taps)
+
+    def _skip(self, x: Array) -> Array:
+        resampled = self._resample(x)
+        if x.shape[-1] != self.features or (self.resample and self.style.project_resampled_skip):
+            return self._conv("skip", resampled, size=1)
+        return resampled
+
+    def _attend(self, x: Array) -> Array:
+        style, (b, height, width, c) = self.style, x.shape
+        heads = c // style.head_width if style.head_width else 1
+        gain = 1.0 if style.fan_in_init else math.sqrt(0.2)
+        tokens = _group_norm(x, style, self.dtype, "norm2").reshape(b, height * width, c)
+        q, k, v = layers.qkv_heads(tokens, heads, self.dtype, **_inits(style, c, gain))
+        out = layers.merge_heads(jax.nn.dot_product_attention(q, k, v), c, self.dtype, **_inits(style, c, style.zero_gain))
+        return (x + out.reshape(x.shape)) * style.gain
+
+
+class UNet(nn.Module):
+    """EDM's pixel UNet. The defaults are the unconditional CIFAR-10 network; `resolution` is the one it is named for.
+
+    `noise_label` is EDM's c_noise = ln(sigma)/4. cond takes `label` (num_classes = none given) and, when
+    augment_dim > 0, `control` = {"augment": [b, augment_dim]}.
+    """
+
+    resolution: int = 32
+    channels: int = 3
+    width: int = 128
+    multipliers: tuple[int, ...] = (2, 2, 2)
+    blocks: int = 4
+    attention: tuple[int, ...] = (16,)  # resolutions at which blocks attend
+    num_classes: int = 0
+    augment_dim: int = 0
+    dropout: float = 0.0
+    style: str = "ddpmpp"
+    dtype: Dtype = jnp.float32
+    remat: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True) -> Float[Array, "b h w c"]:
+        style = pick(STYLES, self.style, "UNet style")
+        keys = ("label",) * bool(self.num_classes) + ("control",) * bool(self.augment_dim)
+        layers.check_inputs("UNet", x, self.channels, 2 ** (len(self.multipliers) - 1), cond, keys)
+        embedding = self._embed(style, layers.noise_labels(noise_label, x), cond or {})
+        block = nn.remat(Block) if self.remat else Block
+
+        def run(x: Array, name: str, features: int, **kwargs: Any) -> Array:
+            return block(
+                features, style, dropout=self.dropout, deterministic=deterministic, dtype=self.dtype, name=name, **kwargs
+            )(x, embedding)  # fmt: skip
+
+        x, skips = self._encode(style, run, x.astype(self.dtype))
+        x = self._decode(style, run, x, skips)
+        x = nn.silu(_group_norm(x, style, self.dtype, "out_norm"))
+        inits = _inits(style, x.shape[-1] * 9, style.zero_gain)
+        return nn.Conv(self.channels, (3, 3), padding=1, name="out_conv", **inits)(x.astype(jnp.float32))
+
+    def _embed(self, style: Style, noise_label: Array, cond: dict) -> Array:
+        features = 4 * self.width
+        e = self._embed_noise(style, noise_label)
+        label = cond.get("label", jnp.full(e.shape[:1], self.num_classes))
+        onehot = jax.nn.one_hot(label, self.num_classes, dtype=jnp.float32)  # num_classes itself gives zeros
+        if self.num_classes and not style.label_after_mlp:
+            inits = _inits(style, self.num_classes)
+            e = e + nn.Dense(e.shape[-1], name="map_label", **inits)(onehot * math.sqrt(self.num_classes))
+        if self.augment_dim:
+            augment = cond.get("control", {}).get("augment", jnp.zeros((e.shape[0], self.augment_dim)))
+            e = e + nn.Dense(e.shape[-1], use_bias=False, name="map_augment", kernel_init=_inits(style, self.augment_dim)["kernel_init"])(augment)
+        e = nn.silu(nn.Dense(features, name="map_layer0", **_inits(style, e.shape[-1]))(e))
+        e = nn.Dense(features, name="map_layer1", **_inits(style, features))(e)
+        if self.num_classes and style.label_after_mlp:
+            e = e + nn.Dense(features, use_bias=False, kernel_init=nn.initializers.normal(1.0), name="map_label")(onehot)
+        return nn.silu(e)
+
+    def _embed_noise(self, style: Style, noise_label: Array) -> Array:
+        if style.embedding == "fourier":
+            frequencies = self.param("map_noise", nn.initializers.normal(16.0), (self.width,))
+            angles = noise_label[:, None] * 2 * jnp.pi * jax.lax.stop_gradient(frequencies)
+            return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
+        swapped = style.embedding == "sincos"
+        e = layers.sinusoid(noise_label, self.width, endpoint=swapped)
+        return jnp.roll(e, self.width // 2, axis=-1) if swapped else e
+
+    def _encode(self, style: Style, run: Callable[..., Array], x: Array) -> tuple[Array, list[Array]]:
+        image, skips = x, []
+        for level, multiplier in enumerate(self.multipliers):
+            side = self.resolution >> level
+            if level == 0:
+                x = nn.Conv(self.width, (3, 3), padding=1, dtype=self.dtype, name=f"enc_{side}x{side}_conv", **_inits(style, 9 * x.shape[-1]))(x)
+            else:
+                x = run(x, f"enc_{side}x{side}_down", x.shape[-1], resample="down")
+                if style.residual_input:  # convolve with room for the filter, then filter and halve
+                    conv = nn.Conv(x.shape[-1], (3, 3), padding=2, dtype=self.dtype, name=f"enc_{side}x{side}_aux_residual", use_bias=True, **_inits(style, 9 * image.shape[-1]))
+                    x = image = (x + layers.downsample(conv(image), style.taps, padding=0)) * math.sqrt(0.5)
+            skips.append(x)
+            for i in range(self.blocks):
+                x = run(x, f"enc_{side}x{side}_block{i}", self.width * multiplier, attention=side in self.attention)
+                skips.append(x)
+        return x, skips
+
+    def _decode(self, style: Style, run: Callable[..., Array], x: Array, skips: list[Array]) -> Array:
+        deepest = len(self.multipliers) - 1
+        for level in range(deepest, -1, -1):
+            side = self.resolution >> level
+            if level == deepest:
+                x = run(x, f"dec_{side}x{side}_in0", x.shape[-1], attention=True)
+                x = run(x, f"dec_{side}x{side}_in1", x.shape[-1])
+            else:
+                x = run(x, f"dec_{side}x{side}_up", x.shape[-1], resample="up")
+            for i in range(self.blocks + 1):
+                attend = side in self.attention and (i == self.blocks or style.attention_in_decoder == "all")
+                x = jnp.concatenate([x, skips.pop()], axis=-1)
+                x = run(x, f"dec_{side}x{side}_block{i}", self.width * self.multipliers[level], attention=attend)
+        return x

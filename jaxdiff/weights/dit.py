@@ -1,0 +1,66 @@
+"""DiT checkpoints under the names of the official release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxdiff import denoisers
+from jaxdiff.models import DiT, dit
+from jaxdiff.models.layers import sincos_positions
+from jaxdiff.weights import names
+from jaxdiff.weights.names import Entry, dense_entries, shape_of
+
+
+def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The fields of the DiT these arrays belong to; heads are known for the published widths only."""
+    width, channels, patch, _ = shape_of("dit", arrays, "x_embedder.proj.weight")
+    heads = {size["width"]: size["heads"] for size in dit.SIZES.values()}
+    return {
+        "channels": channels,
+        "patch": patch,
+        "depth": len({name.split(".")[1] for name in arrays if name.startswith("blocks.")}),
+        "width": width,
+        "heads": heads.get(width),
+        "mlp_ratio": shape_of("dit", arrays, "blocks.0.mlp.fc1.weight")[0] / width,
+        "num_classes": shape_of("dit", arrays, "y_embedder.embedding_table.weight")[0] - 1,
+        "grid": round(arrays["pos_embed"].shape[1] ** 0.5) if "pos_embed" in arrays else 0,
+        "learn_variance": shape_of("dit", arrays, "final_layer.linear.weight")[0] == 2 * channels * patch**2,
+    }
+
+
+def entries(model: DiT, abstract: Any) -> list[Entry]:
+    table = [
+        *dense_entries("x_embedder.proj", ("patches",), names.patch_conv(model.patch, model.channels)),
+        *dense_entries("t_embedder.mlp.0", ("time", "in")),
+        *dense_entries("t_embedder.mlp.2", ("time", "out")),
+        Entry(("y_embedder.embedding_table.weight",), ("label", "embedding"), names.as_is),
+        *dense_entries("final_layer.adaLN_modulation.1", ("final", "modulation", "dense")),
+        *dense_entries("final_layer.linear", ("final", "out")),
+    ]
+    for i in range(model.depth):
+        public, ours = f"blocks.{i}", f"blocks_{i}"
+        table += dense_entries(f"{public}.attn.qkv", (ours, "attention", "qkv"), names.qkv_kernel(model.heads), names.qkv_bias(model.heads))
+        table += dense_entries(f"{public}.attn.proj", (ours, "attention", "out"), names.out_kernel(model.heads))
+        table += dense_entries(f"{public}.mlp.fc1", (ours, "mlp", "in"))
+        table += dense_entries(f"{public}.mlp.fc2", (ours, "mlp", "out"))
+        table += dense_entries(f"{public}.adaLN_modulation.1", (ours, "modulation", "dense"))
+    return table
+
+
+def constants(model: DiT) -> dict[str, np.ndarray]:
+    if not model.grid:
+        return {}
+    return {"pos_embed": sincos_positions(model.grid, model.grid, model.width).reshape(1, -1, model.width)}
+
+
+KIND = names.Kind(
+    model=DiT,
+    infer=infer,
+    entries=entries,
+    denoiser=lambda network: denoisers.ddpm(network, denoisers.linear_abar(), "eps"),
+    cond=lambda model: None,
+    constants=constants,
+)

@@ -1,0 +1,50 @@
+"""Named arrays in `.npz` and `.safetensors` files. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+Source = Mapping[str, Any] | str | os.PathLike
+
+
+def read(source: Source) -> dict[str, np.ndarray]:
+    """The named arrays of a dict, an `.npz` or a `.safetensors` file."""
+    if isinstance(source, Mapping):
+        return {name: np.asarray(array) for name, array in source.items()}
+    path = Path(source)
+    if path.suffix not in (".npz", ".safetensors"):
+        raise ValueError(
+            f"cannot read weights from {path.name!r}: give a dict of arrays, a .npz or a .safetensors file; "
+            "docs/weights.md shows how to turn a pickled checkpoint into one in its own environment"
+        )
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights at {path}; tried {path.resolve()}")
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
+
+
+def write(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write named arrays in the format of the suffix; the file appears whole or not at all."""
+    path = Path(path)
+    if path.suffix not in (".npz", ".safetensors"):
+        raise ValueError(f"cannot write weights to {path.name!r}: the name must end in .npz or .safetensors")
+    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
+    os.close(handle)
+    try:
+        if path.suffix == ".npz":
+            np.savez(partial, **arrays)
+        else:
+            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise

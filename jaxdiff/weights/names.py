@@ -1,0 +1,156 @@
+"""Maps between public checkpoint names and our parameter trees, strict in both directions.
+
+A map is a list of `Entry`: which public arrays make up one of our parameters, and how they turn into each other.
+`to_public` uses array methods only, so that shapes can be derived without holding a model in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxdiff.denoisers import Cond, Denoiser, Network
+
+Path = tuple[str, ...]
+
+
+class WeightsError(ValueError):
+    """A checkpoint that does not fit, with every kind of misfit counted and named."""
+
+
+class Layout(NamedTuple):
+    """How public arrays turn into one of our parameters and back."""
+
+    to_ours: Callable[..., Any]
+    to_public: Callable[[Any], tuple]
+
+
+class Entry(NamedTuple):
+    """Public names, the path of our parameter, and the layout between them."""
+
+    public: tuple[str, ...]
+    path: Path
+    layout: Layout
+
+
+class Kind(NamedTuple):
+    """One family of public checkpoints."""
+
+    model: type[nn.Module]
+    infer: Callable[[Mapping[str, np.ndarray]], dict[str, Any]]  # model fields from names and shapes; None where they cannot tell
+    entries: Callable[[Any, Any], list[Entry]]  # (model, abstract params) -> the map
+    denoiser: Callable[[Network], Denoiser]  # the convention the network was trained in
+    cond: Callable[[Any], Cond]  # the smallest condition the model can be initialised with
+    constants: Callable[[Any], dict[str, np.ndarray]] = lambda model: {}  # public arrays that we compute instead of storing
+    ignored: Callable[[str], bool] = lambda name: False  # public arrays of no consequence
+
+
+as_is = Layout(lambda w: w, lambda w: (w,))
+dense = Layout(lambda w: w.T, lambda k: (k.T,))  # [out, in] <-> [in, out]
+conv = Layout(lambda w: w.transpose(2, 3, 1, 0), lambda k: (k.transpose(3, 2, 0, 1),))  # OIHW <-> HWIO
+
+
+def patch_conv(patch: int, channels: int) -> Layout:
+    """A convolution over whole patches <-> a Dense over patches flattened (row, column, channel)."""
+    return Layout(
+        lambda w: w.transpose(2, 3, 1, 0).reshape(-1, w.shape[0]),
+        lambda k: (k.reshape(patch, patch, channels, -1).transpose(3, 2, 0, 1),),
+    )
+
+
+def qkv_kernel(heads: int) -> Layout:
+    """Rows [q; k; v], each head-major <-> [in, 3, heads, head width]."""
+    return Layout(
+        lambda w: w.reshape(3, heads, -1, w.shape[1]).transpose(3, 0, 1, 2),
+        lambda k: (k.transpose(1, 2, 3, 0).reshape(-1, k.shape[0]),),
+    )
+
+
+def qkv_bias(heads: int) -> Layout:
+    """[q; k; v] <-> [3, heads, head width]."""
+    return Layout(lambda b: b.reshape(3, heads, -1), lambda b: (b.reshape(-1),))
+
+
+def out_kernel(heads: int) -> Layout:
+    """[out, heads x head width] <-> [heads, head width, out]."""
+    return Layout(
+        lambda w: w.reshape(w.shape[0], heads, -1).transpose(1, 2, 0),
+        lambda k: (k.transpose(2, 0, 1).reshape(k.shape[2], -1),),
+    )
+
+
+def split_three(layout: Layout) -> Layout:
+    """The same with queries, keys and values in three arrays."""
+
+    def to_public(ours: Any) -> tuple:
+        (fused,) = layout.to_public(ours)
+        d = fused.shape[0] // 3
+        return fused[:d], fused[d : 2 * d], fused[2 * d :]
+
+    return Layout(lambda *parts: layout.to_ours(np.concatenate(parts)), to_public)
+
+
+def swapped_halves(layout: Layout) -> Layout:
+    """The same with the two halves of the output rows exchanged: (scale, shift) <-> (shift, scale)."""
+
+    def swap(w: Any) -> Any:
+        return w.reshape(2, -1, *w.shape[1:])[::-1].reshape(w.shape)
+
+    return Layout(lambda w: layout.to_ours(swap(w)), lambda k: tuple(swap(w) for w in layout.to_public(k)))
+
+
+def dense_entries(public: str, path: Path, layout: Layout = dense, bias_layout: Layout = as_is) -> list[Entry]:
+    """Weight and bias of a Dense layer."""
+    return [
+        Entry((f"{public}.weight",), (*path, "kernel"), layout),
+        Entry((f"{public}.bias",), (*path, "bias"), bias_layout),
+    ]
+
+
+def to_params(name: str, kind: Kind, model: Any, abstract: Any, arrays: Mapping[str, np.ndarray]) -> dict:
+    """Our float32 parameters from public arrays; anything missing, unexpected or mis-shaped is an error."""
+    entries, constants, leaves = kind.entries(model, abstract), kind.constants(model), flatten_dict(abstract)
+    expected = {}
+    for entry in entries:
+        public = jax.eval_shape(entry.layout.to_public, leaves[entry.path])
+        expected |= {key: tuple(part.shape) for key, part in zip(entry.public, public, strict=True)}
+    misfits = {
+        "missing": [key for key in expected if key not in arrays],
+        "unexpected": [key for key in arrays if key not in expected and key not in constants and not kind.ignored(key)],
+        "mis-shaped": [
+            f"{key} is {arrays[key].shape}, expected {shape}" for key, shape in expected.items() if key in arrays and arrays[key].shape != shape
+        ],
+        "not the constants this model computes": [
+            key for key, value in constants.items() if key in arrays and not np.allclose(arrays[key].astype(np.float32), value, atol=1e-2)
+        ],
+    }
+    problems = [_report(what, keys) for what, keys in misfits.items() if keys]
+    if problems:
+        raise WeightsError(f"these arrays are not a {name!r} checkpoint of {type(model).__name__} as inferred: " + "; ".join(problems))
+    return unflatten_dict({e.path: e.layout.to_ours(*(np.asarray(arrays[key], np.float32) for key in e.public)) for e in entries})
+
+
+def to_public(params: Any, entries: Sequence[Entry]) -> dict[str, np.ndarray]:
+    """Public arrays from our parameters."""
+    flat = flatten_dict(params)
+    out = {}
+    for entry in entries:
+        out |= dict(zip(entry.public, entry.layout.to_public(np.asarray(flat[entry.path])), strict=True))
+    return out
+
+
+def _report(what: str, names: list[str]) -> str:
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"{len(names)} {what} ({shown})"
+
+
+def shape_of(kind: str, arrays: Mapping[str, np.ndarray], name: str) -> tuple[int, ...]:
+    """The shape of an array that tells the architecture."""
+    if name not in arrays:
+        raise WeightsError(f"not a {kind!r} checkpoint: it has no {name!r}; {_report('given', list(arrays))}")
+    return arrays[name].shape

@@ -3,10 +3,12 @@
 Everything in jaxdiff lives in this one coordinate system. A network trained in another convention
 becomes a denoiser by one wrapper, which is the only place that knows the convention:
 
-    edm   D = c_skip x + c_out F(c_in x, ln(sigma)/4)          c_skip = s^2/(sigma^2+s^2), s = sigma_data
-                                                               c_out = sigma s/sqrt(sigma^2+s^2), c_in = 1/sqrt(sigma^2+s^2)
+    edm   D = c_skip x + c_out F(c_in x, ln(sigma)/4), with s = sigma_data and r = sqrt(sigma^2 + s^2):
+          c_skip = s^2/r^2, c_out = sigma s/r, c_in = 1/r
     ddpm  x_t = sqrt(abar) x0 + sqrt(1-abar) eps = x / sqrt(1+sigma^2), sigma^2 = (1-abar)/abar
-          eps: D = x - sigma F      x0: D = F      v = sqrt(abar) eps - sqrt(1-abar) x0: D = x/(1+sigma^2) - sigma/sqrt(1+sigma^2) F
+          eps: D = x - sigma F
+          v = sqrt(abar) eps - sqrt(1-abar) x0: D = x/(1+sigma^2) - sigma/sqrt(1+sigma^2) F
+          x0: D = F
     flow  x_t = (1-t) x0 + t eps = (1-t) x, t = sigma/(1+sigma), F = eps - x0: D = x_t - t F
 
 `sigma` is a scalar or one value per example; `cond` is None or a dict with any of the keys in COND_KEYS.
@@ -16,7 +18,7 @@ Sources: Karras et al. 2022 (edm), Ho et al. 2020, Salimans & Ho 2022 (eps, v), 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +33,7 @@ Sigma = Float[Array, ""] | Float[Array, " b"] | float
 Network = Callable[[Array, Array, Cond], Array]
 
 
+@runtime_checkable
 class Denoiser(Protocol):
     """The contract every wrapper below returns and every solver, transform and method takes."""
 
@@ -45,7 +48,9 @@ def check_cond(cond: Cond) -> None:
         raise TypeError(f"cond must be None or a dict with keys among {COND_KEYS}, got {type(cond).__name__}")
     for key in cond:
         if key not in COND_KEYS:
-            raise ValueError(f"unknown cond key {key!r}{nearest(key, COND_KEYS)}; allowed keys are {', '.join(COND_KEYS)}")
+            raise ValueError(
+                f"unknown cond key {key!r}{nearest(key, COND_KEYS)}; allowed keys are {', '.join(COND_KEYS)}"
+            )
 
 
 def per_example(value: Any, x: Array) -> Array:
@@ -73,7 +78,7 @@ def _denoiser(formula: Callable[[Array, Array, Cond], Array]) -> Denoiser:
         check_sigma(sigma)
         check_cond(cond)
         x = jnp.asarray(x)
-        x = x.astype(jnp.promote_types(x.dtype, jnp.float32))  # half precision is for networks only
+        x = x.astype(np.promote_types(x.dtype, np.float32))  # half precision is for networks only
         return formula(x, per_example(sigma, x), cond)
 
     return denoise
@@ -101,7 +106,11 @@ def ddpm(network: Network, abar: Any, prediction: str = "eps") -> Denoiser:
     log_sigmas = np.log(sigma_table(abar))
 
     def denoise(x: Array, sigma: Array, cond: Cond) -> Array:
-        timestep = jnp.interp(jnp.log(sigma).astype(jnp.float32), jnp.asarray(log_sigmas, jnp.float32), np.arange(len(log_sigmas), dtype=np.float32))
+        timestep = jnp.interp(
+            jnp.log(sigma).astype(jnp.float32),
+            jnp.asarray(log_sigmas, jnp.float32),
+            np.arange(len(log_sigmas), dtype=np.float32),
+        )
         out = network(x / jnp.sqrt(1 + sigma**2), _label(timestep, x), cond)
         if out.shape[-1] == 2 * x.shape[-1]:
             out = out[..., : x.shape[-1]]
@@ -147,7 +156,7 @@ def cosine_abar(steps: int = 1000, offset: float = 0.008, max_beta: float = 0.99
 def sigma_table(abar: Any) -> np.ndarray:
     """The noise levels sqrt((1-abar)/abar) of a discrete table, ascending, float64."""
     table = np.asarray(abar, np.float64)
-    if table.ndim != 1 or len(table) < 2 or not (np.diff(table) < 0).all() or not (0 < table[-1] and table[0] < 1):
+    if table.ndim != 1 or len(table) < 2 or not (np.diff(table) < 0).all() or not (table[-1] > 0 and table[0] < 1):
         raise ValueError(
             f"abar must be a 1-D table that falls strictly inside (0, 1), got shape {table.shape}"
             + (f" from {table.flat[0]:.4g} to {table.flat[-1]:.4g}" if table.size else "")
@@ -181,7 +190,9 @@ def gaussian_mixture(means: Any, stds: Any, weights: Any = None) -> Denoiser:
     stds = np.broadcast_to(stds.reshape(stds.shape + (1,) * len(event)) if stds.shape == (k,) else stds, means.shape)
     weights = np.ones(k) if weights is None else np.asarray(weights)
     if weights.shape != (k,) or (weights <= 0).any() or (stds <= 0).any():
-        raise ValueError(f"a mixture of {k} components needs {k} positive weights and positive stds, got weights {weights.shape}")
+        raise ValueError(
+            f"a mixture of {k} components needs {k} positive weights and positive stds, got weights {weights.shape}"
+        )
     axes = tuple(range(-len(event), 0))
 
     def formula(x: Array, sigma: Array, cond: Cond) -> Array:
@@ -231,7 +242,7 @@ def guided(
             return denoise(x, sigma, None)
         if weak is not None:
             full, base = denoise(x, sigma, cond), weak(x, sigma, cond)
-        elif null is None:
+        elif null is None or cond is None:
             full, base = denoise(x, sigma, cond), denoise(x, sigma, None)
         else:
             sigmas = sigma if jnp.ndim(sigma) == 0 else jnp.concatenate([sigma, sigma])
@@ -254,7 +265,9 @@ def _stack_null(cond: Mapping[str, Any], null: Mapping[str, Any], batch: int) ->
     """cond followed by the same with the null values, along the batch axis."""
     stray = set(null) - set(cond)
     if stray:
-        raise ValueError(f"null names {sorted(stray)} but cond has only {sorted(cond)}; give cond those keys or drop them from null")
+        raise ValueError(
+            f"null names {sorted(stray)} but cond has only {sorted(cond)}; give cond those keys or drop them from null"
+        )
 
     def pair(value: Any, empty: Any) -> Array:
         value = jnp.asarray(value)

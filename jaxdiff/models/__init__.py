@@ -8,7 +8,7 @@ from typing import Any
 from flax import linen as nn
 from jax import Array
 
-from jaxdiff.denoisers import Network
+from jaxdiff.denoisers import Cond, Network
 from jaxdiff.errors import pick
 from jaxdiff.models import dit, mmdit, unet
 from jaxdiff.models.dit import DiT
@@ -35,9 +35,10 @@ def check_fields(model: type[nn.Module], fields: Mapping[str, Any]) -> None:
 
 
 def network(model: nn.Module, params: Mapping[str, Any], dropout: Array | None = None) -> Network:
-    """The function `(x, noise_label, cond) -> array` that denoisers wrap; `dropout` is a key that switches dropout on."""
-    if dropout is None:
-        return lambda x, noise_label, cond=None: model.apply({"params": params}, x, noise_label, cond)
-    return lambda x, noise_label, cond=None: model.apply(
-        {"params": params}, x, noise_label, cond, deterministic=False, rngs={"dropout": dropout}
-    )
+    """The function `(x, noise_label, cond) -> array` that denoisers wrap; a `dropout` key switches dropout on."""
+    rngs = None if dropout is None else {"dropout": dropout}
+
+    def apply(x: Array, noise_label: Array, cond: Cond = None) -> Any:
+        return model.apply({"params": params}, x, noise_label, cond, deterministic=dropout is None, rngs=rngs)
+
+    return apply

@@ -1,8 +1,8 @@
 """DiT (Peebles & Xie 2023): a transformer over latent patches, modulated by timestep and class (adaLN-zero).
 
-    c = E_t(t) + E_y(y);  x = patches W + positions
-    block: x += gate_a Attn(LN(x) (1 + scale_a) + shift_a);  x += gate_m MLP(LN(x) (1 + scale_m) + shift_m)
-    the six vectors = Dense(silu(c)), zero at the start, so blocks begin as the identity and the output as 0
+c = E_t(t) + E_y(y);  x = patches W + positions
+block: x += gate_a Attn(LN(x) (1 + scale_a) + shift_a);  x += gate_m MLP(LN(x) (1 + scale_m) + shift_m)
+the six vectors = Dense(silu(c)), zero at the start, so blocks begin as the identity and the output as 0
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b n d"], c: Float[Array, "b e"]) -> Float[Array, "b n d"]:
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = layers.Modulation(6, x.shape[-1], name="modulation")(c)
-        h = layers.SelfAttention(self.heads, self.dtype, name="attention")(layers.modulate(x, shift_a, scale_a, self.dtype))
+        h = layers.modulate(x, shift_a, scale_a, self.dtype)
+        h = layers.SelfAttention(self.heads, self.dtype, name="attention")(h)
         x = x + gate_a[:, None].astype(self.dtype) * h
         h = layers.MLP(self.mlp_ratio, self.dtype, name="mlp")(layers.modulate(x, shift_m, scale_m, self.dtype))
         return x + gate_m[:, None].astype(self.dtype) * h
@@ -45,7 +46,8 @@ class DiT(nn.Module):
 
     `noise_label` is the DDPM timestep 0..999. cond takes `label` (num_classes = none given). With learn_variance
     the output has twice the channels, the second half being variance logits, as in the published checkpoints.
-    `grid` is the side of the token grid it was trained on: positions of other sizes are resampled onto it (0: they count tokens).
+    `grid` is the side of the token grid it was trained on: positions of other sizes are resampled onto it
+    (0: positions count tokens).
     """
 
     channels: int = 4
@@ -62,19 +64,21 @@ class DiT(nn.Module):
     scan: bool = False
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True) -> Float[Array, "b h w k"]:
+    def __call__(
+        self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True
+    ) -> Float[Array, "b h w k"]:
         layers.check_inputs("DiT", x, self.channels, self.patch, cond, ("label",) * bool(self.num_classes))
         _, height, width, _ = x.shape
         c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(layers.noise_labels(noise_label, x), 256))
         if self.num_classes:
             label = (cond or {}).get("label", jnp.full(x.shape[:1], self.num_classes))
-            c = c + nn.Embed(self.num_classes + 1, self.width, embedding_init=nn.initializers.normal(0.02), name="label")(label)
-        tokens = nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name="patches")(layers.patchify(x, self.patch))
+            init = nn.initializers.normal(0.02)
+            c = c + nn.Embed(self.num_classes + 1, self.width, embedding_init=init, name="label")(label)
+        tokens = layers.patchify(x, self.patch)
+        tokens = nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name="patches")(tokens)
         positions = layers.sincos_positions(height // self.patch, width // self.patch, self.width, self.grid)
         tokens = tokens + jnp.asarray(positions.reshape(-1, self.width), self.dtype)
-        stack = layers.block_stack(
-            Block, self.depth, scan=self.scan, remat=self.remat, heads=self.heads, mlp_ratio=self.mlp_ratio, dtype=self.dtype
-        )
-        tokens = stack(tokens, c)
+        fields = {"heads": self.heads, "mlp_ratio": self.mlp_ratio, "dtype": self.dtype}
+        tokens = layers.block_stack(Block, self.depth, scan=self.scan, remat=self.remat, **fields)(tokens, c)
         out = layers.FinalLayer(self.patch**2 * self.channels * (1 + self.learn_variance), name="final")(tokens, c)
         return layers.unpatchify(out, self.patch, height, width)

@@ -28,9 +28,13 @@ zeros = nn.initializers.zeros
 def check_inputs(model: str, x: Array, channels: int, multiple: int, cond: Cond, keys: tuple[str, ...]) -> None:
     """Shapes and condition keys a network can take, checked while tracing."""
     if x.ndim != 4 or x.shape[-1] != channels:
-        raise ValueError(f"{model} with channels={channels} takes x of shape [b, h, w, {channels}] (NHWC), got {x.shape}")
+        raise ValueError(
+            f"{model} with channels={channels} takes x of shape [b, h, w, {channels}] (NHWC), got {x.shape}"
+        )
     if x.shape[1] % multiple or x.shape[2] % multiple:
-        raise ValueError(f"{model} needs height and width divisible by {multiple}, got {x.shape[1]}x{x.shape[2]}; pad or resize the input")
+        raise ValueError(
+            f"{model} needs height and width divisible by {multiple}, got {x.shape[1]}x{x.shape[2]}; pad or resize it"
+        )
     for key in cond or {}:
         if key not in keys:
             allowed = f"it takes {', '.join(keys)}" if keys else "it is unconditional"
@@ -54,9 +58,10 @@ def sinusoid(value: Float[Array, " b"], width: int, endpoint: bool = False) -> F
 
 
 def sincos_positions(height: int, width: int, features: int, base: int = 0) -> np.ndarray:
-    """Fixed 2-D positions [height, width, features]: [e(column), e(row)], e(p) = [sin(p w), cos(p w)], w_k = 10000^(-4k/features).
+    """Fixed 2-D positions [height, width, features]: [e(column), e(row)].
 
-    p counts tokens from 0; with `base` it is resampled so that any grid spans the base x base grid of training.
+    e(p) = [sin(p w), cos(p w)], w_k = 10000^(-4k/features). p counts tokens from 0;
+    with `base` it is resampled so that any grid spans the base x base grid of training.
     """
     omega = 10000.0 ** (-np.arange(features // 4) / (features // 4))
 
@@ -91,7 +96,9 @@ def patchify(x: Float[Array, "b h w c"], patch: int) -> Float[Array, "b n d"]:
 
 def unpatchify(tokens: Float[Array, "b n d"], patch: int, height: int, width: int) -> Float[Array, "b h w c"]:
     """The inverse of `patchify` for an image of height x width pixels."""
-    return rearrange(tokens, "b (h w) (p q c) -> b (h p) (w q) c", p=patch, q=patch, h=height // patch, w=width // patch)
+    return rearrange(
+        tokens, "b (h w) (p q c) -> b (h p) (w q) c", p=patch, q=patch, h=height // patch, w=width // patch
+    )
 
 
 def normalize(x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
@@ -101,7 +108,9 @@ def normalize(x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
     return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
 
 
-def modulate(x: Float[Array, "b n d"], shift: Float[Array, "b d"], scale: Float[Array, "b d"], dtype: Dtype) -> Float[Array, "b n d"]:
+def modulate(
+    x: Float[Array, "b n d"], shift: Float[Array, "b d"], scale: Float[Array, "b d"], dtype: Dtype
+) -> Float[Array, "b n d"]:
     """normalize(x) (1 + scale) + shift, computed in float32, returned in dtype."""
     return (normalize(x) * (1 + scale[:, None]) + shift[:, None]).astype(dtype)
 
@@ -131,14 +140,18 @@ class MLP(nn.Module):
         return nn.Dense(d, kernel_init=xavier, dtype=self.dtype, name="out")(nn.gelu(x))
 
 
-def qkv_heads(x: Array, heads: int, dtype: Dtype, kernel_init: Callable = xavier, name: str = "qkv", **kwargs: Any) -> list[Array]:
-    """Queries, keys and values [b, n, heads, d/heads] from one product whose kernel [d, 3, heads, d/heads] shards over heads."""
+def qkv_heads(
+    x: Array, heads: int, dtype: Dtype, kernel_init: Callable = xavier, name: str = "qkv", **kwargs: Any
+) -> list[Array]:
+    """Queries, keys, values [b, n, heads, d/heads] from one kernel [d, 3, heads, d/heads], which shards over heads."""
     features = (3, heads, x.shape[-1] // heads)
     qkv = nn.DenseGeneral(features, kernel_init=kernel_init, dtype=dtype, name=name, **kwargs)(x)
     return [qkv[:, :, i] for i in range(3)]
 
 
-def merge_heads(x: Array, features: int, dtype: Dtype, kernel_init: Callable = xavier, name: str = "out", **kwargs: Any) -> Array:
+def merge_heads(
+    x: Array, features: int, dtype: Dtype, kernel_init: Callable = xavier, name: str = "out", **kwargs: Any
+) -> Array:
     """The output projection of attention, kernel [heads, d/heads, features]."""
     return nn.DenseGeneral(features, axis=(-2, -1), kernel_init=kernel_init, dtype=dtype, name=name, **kwargs)(x)
 
@@ -166,8 +179,10 @@ class FinalLayer(nn.Module):
         return nn.Dense(self.features, kernel_init=zeros, name="out")(modulate(x, shift, scale, jnp.float32))
 
 
-def block_stack(block: type[nn.Module], depth: int, *, scan: bool, remat: bool, name: str = "blocks", **fields: Any) -> Callable[..., Any]:
-    """`depth` equal blocks `carry = block(carry, c)` in a row: named {name}_0.. or, scanned, one {name} with a leading layer axis."""
+def block_stack(
+    block: type[nn.Module], depth: int, *, scan: bool, remat: bool, name: str = "blocks", **fields: Any
+) -> Callable[..., Any]:
+    """`depth` blocks `carry = block(carry, c)` in a row, named {name}_0..; scanned: one {name} with a layer axis."""
     if remat:
         block = nn.remat(block, prevent_cse=not scan)
     if not scan:
@@ -179,7 +194,11 @@ def block_stack(block: type[nn.Module], depth: int, *, scan: bool, remat: bool, 
 
         return run
     body = nn.scan(
-        _ScanBody, variable_axes={"params": 0}, split_rngs={"params": True, "dropout": True}, in_axes=nn.broadcast, length=depth
+        _ScanBody,
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=nn.broadcast,
+        length=depth,
     )
     return lambda carry, c: body(block=block, fields=tuple(fields.items()), name=name)(carry, c)[0]
 
@@ -213,7 +232,9 @@ def unstack_blocks(params: Mapping[str, Any], name: str = "blocks") -> dict[str,
 # ------------------------------------------------------------------------------------------ convolutions
 
 
-def downsample(x: Float[Array, "b h w c"], taps: tuple[int, ...] = (1, 1), padding: int | None = None) -> Float[Array, "b k l c"]:
+def downsample(
+    x: Float[Array, "b h w c"], taps: tuple[int, ...] = (1, 1), padding: int | None = None
+) -> Float[Array, "b k l c"]:
     """Halve the resolution with a separable filter; taps (1, 1) average 2x2 pixels."""
     if taps == (1, 1):
         return (x[:, ::2, ::2] + x[:, ::2, 1::2] + x[:, 1::2, ::2] + x[:, 1::2, 1::2]) / 4

@@ -1,13 +1,15 @@
 """MMDiT (Esser et al. 2024, Stable Diffusion 3): image and text streams with their own weights and joint attention.
 
-    c = E_t(t) + E_p(pooled text);  image tokens = patches W + positions;  text tokens = text W, no positions
-    block: both streams give q, k, v (each modulated by c, q and k optionally RMS-normalised), attend jointly,
-           then each adds its gated projection and its gated MLP, as in DiT
-    the last block only reads the text: two modulation vectors, no projection, no MLP
+c = E_t(t) + E_p(pooled text);  image tokens = patches W + positions;  text tokens = text W, no positions
+block: both streams give q, k, v (each modulated by c, q and k optionally RMS-normalised), attend jointly,
+       then each adds its gated projection and its gated MLP, as in DiT
+the last block only reads the text: two modulation vectors, no projection, no MLP
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -39,28 +41,31 @@ class Block(nn.Module):
     def __call__(self, streams: dict[str, Array], c: Float[Array, "b e"]) -> dict[str, Array]:
         """streams: `image` [b n d], `text` [b l d] and the key mask `mask` [b n+l], or None."""
         n, d = streams["image"].shape[1:]
-        image, text = (
-            layers.Modulation(2 if self.last and name == "text" else 6, d, name=f"{name}_modulation")(c) for name in ("image", "text")
-        )
-        heads = [self._project("image", streams["image"], image), self._project("text", streams["text"], text)]
+        for_image = layers.Modulation(6, d, name="image_modulation")(c)
+        for_text = layers.Modulation(2 if self.last else 6, d, name="text_modulation")(c)
+        heads = [self._project("image", streams["image"], for_image), self._project("text", streams["text"], for_text)]
         q, k, v = (jnp.concatenate(pair, axis=1) for pair in zip(*heads, strict=True))
         mask = streams["mask"]
         gathered = jax.nn.dot_product_attention(q, k, v, mask=None if mask is None else mask[:, None, None])
-        image = self._update("image", streams["image"], gathered[:, :n], image)
-        text = streams["text"] if self.last else self._update("text", streams["text"], gathered[:, n:], text)
+        image = self._update("image", streams["image"], gathered[:, :n], for_image)
+        text = streams["text"] if self.last else self._update("text", streams["text"], gathered[:, n:], for_text)
         return {"image": image, "text": text, "mask": mask}
 
     def _project(self, stream: str, x: Array, vectors: list[Array]) -> list[Array]:
-        q, k, v = layers.qkv_heads(layers.modulate(x, vectors[0], vectors[1], self.dtype), self.heads, self.dtype, name=f"{stream}_qkv")
+        x = layers.modulate(x, vectors[0], vectors[1], self.dtype)
+        q, k, v = layers.qkv_heads(x, self.heads, self.dtype, name=f"{stream}_qkv")
         if self.qk_norm:
-            norm = lambda name: nn.RMSNorm(dtype=self.dtype, use_fast_variance=False, name=f"{stream}_{name}_norm")  # noqa: E731
-            q, k = norm("q")(q), norm("k")(k)
+            q = nn.RMSNorm(dtype=self.dtype, use_fast_variance=False, name=f"{stream}_q_norm")(q)
+            k = nn.RMSNorm(dtype=self.dtype, use_fast_variance=False, name=f"{stream}_k_norm")(k)
         return [q, k, v]
 
     def _update(self, stream: str, x: Array, gathered: Array, vectors: list[Array]) -> Array:
         _, _, gate_a, shift_m, scale_m, gate_m = vectors
-        x = x + gate_a[:, None].astype(self.dtype) * layers.merge_heads(gathered, x.shape[-1], self.dtype, name=f"{stream}_out")
-        h = layers.MLP(self.mlp_ratio, self.dtype, name=f"{stream}_mlp")(layers.modulate(x, shift_m, scale_m, self.dtype))
+        h = layers.merge_heads(gathered, x.shape[-1], self.dtype, name=f"{stream}_out")
+        x = x + gate_a[:, None].astype(self.dtype) * h
+        h = layers.MLP(self.mlp_ratio, self.dtype, name=f"{stream}_mlp")(
+            layers.modulate(x, shift_m, scale_m, self.dtype)
+        )
         return x + gate_m[:, None].astype(self.dtype) * h
 
 
@@ -87,45 +92,52 @@ class MMDiT(nn.Module):
     scan: bool = False
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True) -> Float[Array, "b h w c"]:
+    def __call__(
+        self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True
+    ) -> Float[Array, "b h w c"]:
+        cond = cond or {}
         keys = ("text", "text_mask") + ("pooled",) * bool(self.pooled_dim)
         layers.check_inputs("MMDiT", x, self.channels, self.patch, cond, keys)
-        text, pooled = self._check_text(cond or {})
+        self._check_text(cond)
         _, height, width, _ = x.shape
         c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(layers.noise_labels(noise_label, x), 256))
         if self.pooled_dim:
-            c = c + layers.EmbedMLP(self.width, name="pooled")(pooled.astype(jnp.float32))
-        dense = lambda name: nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name=name)  # noqa: E731
-        image = dense("patches")(layers.patchify(x, self.patch))
-        image = image + self._positions(height // self.patch, width // self.patch).reshape(-1, self.width).astype(self.dtype)
+            c = c + layers.EmbedMLP(self.width, name="pooled")(jnp.asarray(cond["pooled"], jnp.float32))
+        dense = partial(nn.Dense, self.width, kernel_init=layers.xavier, dtype=self.dtype)
+        text = dense(name="text")(jnp.asarray(cond["text"]))
+        image = dense(name="patches")(layers.patchify(x, self.patch))
+        positions = self._positions(height // self.patch, width // self.patch)
+        image = image + positions.reshape(-1, self.width).astype(self.dtype)
         mask = None
-        if "text_mask" in (cond or {}):
+        if "text_mask" in cond:
             mask = jnp.concatenate([jnp.ones(image.shape[:2], bool), jnp.asarray(cond["text_mask"], bool)], axis=1)
         fields = {"heads": self.heads, "mlp_ratio": self.mlp_ratio, "qk_norm": self.qk_norm, "dtype": self.dtype}
         stack = layers.block_stack(Block, self.depth - 1, scan=self.scan, remat=self.remat, **fields)
-        streams = stack({"image": image, "text": dense("text")(text), "mask": mask}, c)
+        streams = stack({"image": image, "text": text, "mask": mask}, c)
         last = nn.remat(Block) if self.remat else Block
         image = last(**fields, last=True, name="last_block")(streams, c)["image"]
         out = layers.FinalLayer(self.patch**2 * self.channels, name="final")(image, c)
         return layers.unpatchify(out, self.patch, height, width)
 
-    def _check_text(self, cond: dict) -> tuple[Array, Array | None]:
+    def _check_text(self, cond: Mapping[str, Any]) -> None:
         needed = {"text": self.text_dim} | ({"pooled": self.pooled_dim} if self.pooled_dim else {})
         for key, size in needed.items():
             if key not in cond:
                 raise ValueError(
-                    f"MMDiT needs cond[{key!r}]; for guidance pass guided(..., null={{{key!r}: the empty prompt's embedding, ...}})"
+                    f"MMDiT needs cond[{key!r}]; its null condition is the empty prompt's embedding, "
+                    f"so guide with guided(denoise, scale, null={{{key!r}: ...}})"
                 )
             if jnp.shape(cond[key])[-1] != size:
                 raise ValueError(f"MMDiT was built for cond[{key!r}] of width {size}, got shape {jnp.shape(cond[key])}")
-        return jnp.asarray(cond["text"]), jnp.asarray(cond["pooled"]) if self.pooled_dim else None
 
     def _positions(self, rows: int, columns: int) -> Array:
         side = self.position_table
         if not side:
             return jnp.asarray(layers.sincos_positions(rows, columns, self.width))
         if rows > side or columns > side:
-            raise ValueError(f"{rows}x{columns} patches exceed this checkpoint's table of {side}x{side} positions; use a smaller image")
+            raise ValueError(
+                f"{rows}x{columns} patches exceed the table of {side}x{side} positions; use a smaller image"
+            )
         table = self.param("positions", lambda key: jnp.asarray(layers.sincos_positions(side, side, self.width)))
         top, left = (side - rows) // 2, (side - columns) // 2
         return jax.lax.stop_gradient(table)[top : top + rows, left : left + columns]

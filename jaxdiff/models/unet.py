@@ -1,4 +1,4 @@
-"""The pixel UNet of EDM in its three published forms: DDPM++, NCSN++ (Song et al. 2021) and ADM (Dhariwal & Nichol 2021).
+"""The pixel UNet of EDM in three published forms: DDPM++, NCSN++ (Song et al. 2021), ADM (Dhariwal & Nichol 2021).
 
     block     h = conv0(resample(silu(norm0(x))));  h = conv1(dropout(silu(norm1(h) with e)));  x = (h + skip(x)) g
               e is added before norm1 (DDPM++, NCSN++) or scales and shifts after it (ADM); g = sqrt(1/2) or 1
@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -52,12 +52,15 @@ STYLES = {
 }  # fmt: skip
 
 
-def _inits(style: Style, fan_in: int, gain: float = 1.0) -> dict[str, Callable]:
+def _inits(style: Style, fan_in: int, gain: float = 1.0) -> dict[str, Any]:
     """Kernel and bias initialisers of a layer; gain scales the kernel's standard deviation (0: all zeros)."""
     if gain == 0:
         return {"kernel_init": layers.zeros, "bias_init": layers.zeros}
     if not style.fan_in_init:
-        return {"kernel_init": nn.initializers.variance_scaling(gain**2, "fan_avg", "uniform"), "bias_init": layers.zeros}
+        return {
+            "kernel_init": nn.initializers.variance_scaling(gain**2, "fan_avg", "uniform"),
+            "bias_init": layers.zeros,
+        }
     bound = 1 / math.sqrt(fan_in)
     return {
         "kernel_init": nn.initializers.variance_scaling(gain**2 / 3, "fan_in", "uniform"),
@@ -85,8 +88,9 @@ class Block(nn.Module):
     def __call__(self, x: Float[Array, "b h w c"], e: Float[Array, "b d"]) -> Float[Array, "b k l f"]:
         style = self.style
         h = self._conv("conv0", self._resample(nn.silu(_group_norm(x, style, self.dtype, "norm0"))))
-        fan = e.shape[-1]
-        affine = nn.Dense(self.features * (1 + style.scale_shift), dtype=self.dtype, name="affine", **_inits(style, fan))(e)[:, None, None]
+        inits = _inits(style, e.shape[-1])
+        affine = nn.Dense(self.features * (1 + style.scale_shift), dtype=self.dtype, name="affine", **inits)(e)
+        affine = affine[:, None, None]
         if style.scale_shift:
             scale, shift = jnp.split(affine, 2, axis=-1)
             h = nn.silu(_group_norm(h, style, self.dtype, "norm1") * (1 + scale) + shift)
@@ -118,7 +122,8 @@ class Block(nn.Module):
         gain = 1.0 if style.fan_in_init else math.sqrt(0.2)
         tokens = _group_norm(x, style, self.dtype, "norm2").reshape(b, height * width, c)
         q, k, v = layers.qkv_heads(tokens, heads, self.dtype, **_inits(style, c, gain))
-        out = layers.merge_heads(jax.nn.dot_product_attention(q, k, v), c, self.dtype, **_inits(style, c, style.zero_gain))
+        gathered = jax.nn.dot_product_attention(q, k, v)
+        out = layers.merge_heads(gathered, c, self.dtype, **_inits(style, c, style.zero_gain))
         return (x + out.reshape(x.shape)) * style.gain
 
 
@@ -143,7 +148,9 @@ class UNet(nn.Module):
     remat: bool = False
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True) -> Float[Array, "b h w c"]:
+    def __call__(
+        self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True
+    ) -> Float[Array, "b h w c"]:
         style = pick(STYLES, self.style, "UNet style")
         keys = ("label",) * bool(self.num_classes) + ("control",) * bool(self.augment_dim)
         layers.check_inputs("UNet", x, self.channels, 2 ** (len(self.multipliers) - 1), cond, keys)
@@ -151,9 +158,8 @@ class UNet(nn.Module):
         block = nn.remat(Block) if self.remat else Block
 
         def run(x: Array, name: str, features: int, **kwargs: Any) -> Array:
-            return block(
-                features, style, dropout=self.dropout, deterministic=deterministic, dtype=self.dtype, name=name, **kwargs
-            )(x, embedding)  # fmt: skip
+            fields = {"dropout": self.dropout, "deterministic": deterministic, "dtype": self.dtype, **kwargs}
+            return block(features, style, name=name, **fields)(x, embedding)
 
         x, skips = self._encode(style, run, x.astype(self.dtype))
         x = self._decode(style, run, x, skips)
@@ -161,7 +167,7 @@ class UNet(nn.Module):
         inits = _inits(style, x.shape[-1] * 9, style.zero_gain)
         return nn.Conv(self.channels, (3, 3), padding=1, name="out_conv", **inits)(x.astype(jnp.float32))
 
-    def _embed(self, style: Style, noise_label: Array, cond: dict) -> Array:
+    def _embed(self, style: Style, noise_label: Array, cond: Mapping[str, Any]) -> Array:
         features = 4 * self.width
         e = self._embed_noise(style, noise_label)
         label = cond.get("label", jnp.full(e.shape[:1], self.num_classes))
@@ -171,11 +177,14 @@ class UNet(nn.Module):
             e = e + nn.Dense(e.shape[-1], name="map_label", **inits)(onehot * math.sqrt(self.num_classes))
         if self.augment_dim:
             augment = cond.get("control", {}).get("augment", jnp.zeros((e.shape[0], self.augment_dim)))
-            e = e + nn.Dense(e.shape[-1], use_bias=False, name="map_augment", kernel_init=_inits(style, self.augment_dim)["kernel_init"])(augment)
+            init = _inits(style, self.augment_dim)["kernel_init"]
+            e = e + nn.Dense(e.shape[-1], use_bias=False, kernel_init=init, name="map_augment")(augment)
         e = nn.silu(nn.Dense(features, name="map_layer0", **_inits(style, e.shape[-1]))(e))
         e = nn.Dense(features, name="map_layer1", **_inits(style, features))(e)
         if self.num_classes and style.label_after_mlp:
-            e = e + nn.Dense(features, use_bias=False, kernel_init=nn.initializers.normal(1.0), name="map_label")(onehot)
+            e = e + nn.Dense(features, use_bias=False, kernel_init=nn.initializers.normal(1.0), name="map_label")(
+                onehot
+            )
         return nn.silu(e)
 
     def _embed_noise(self, style: Style, noise_label: Array) -> Array:
@@ -187,17 +196,21 @@ class UNet(nn.Module):
         e = layers.sinusoid(noise_label, self.width, endpoint=swapped)
         return jnp.roll(e, self.width // 2, axis=-1) if swapped else e
 
+    def _conv3(self, style: Style, x: Array, features: int, name: str, padding: int = 1) -> Array:
+        inits = _inits(style, 9 * x.shape[-1])
+        return nn.Conv(features, (3, 3), padding=padding, dtype=self.dtype, name=name, **inits)(x)
+
     def _encode(self, style: Style, run: Callable[..., Array], x: Array) -> tuple[Array, list[Array]]:
         image, skips = x, []
         for level, multiplier in enumerate(self.multipliers):
             side = self.resolution >> level
             if level == 0:
-                x = nn.Conv(self.width, (3, 3), padding=1, dtype=self.dtype, name=f"enc_{side}x{side}_conv", **_inits(style, 9 * x.shape[-1]))(x)
+                x = self._conv3(style, x, self.width, f"enc_{side}x{side}_conv")
             else:
                 x = run(x, f"enc_{side}x{side}_down", x.shape[-1], resample="down")
                 if style.residual_input:  # convolve with room for the filter, then filter and halve
-                    conv = nn.Conv(x.shape[-1], (3, 3), padding=2, dtype=self.dtype, name=f"enc_{side}x{side}_aux_residual", use_bias=True, **_inits(style, 9 * image.shape[-1]))
-                    x = image = (x + layers.downsample(conv(image), style.taps, padding=0)) * math.sqrt(0.5)
+                    image = self._conv3(style, image, x.shape[-1], f"enc_{side}x{side}_aux_residual", padding=2)
+                    x = image = (x + layers.downsample(image, style.taps, padding=0)) * math.sqrt(0.5)
             skips.append(x)
             for i in range(self.blocks):
                 x = run(x, f"enc_{side}x{side}_block{i}", self.width * multiplier, attention=side in self.attention)

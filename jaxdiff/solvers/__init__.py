@@ -3,7 +3,20 @@
 from jaxdiff.solvers.gits import gits
 from jaxdiff.solvers.grids import GRIDS, grid
 from jaxdiff.solvers.sample import solve
-from jaxdiff.solvers.steps import SOLVERS, Solver, ancestral, dpm2, dpmpp2m, dpmpp3m, euler, heun, ipndm, make, sde_dpmpp2m, unipc
+from jaxdiff.solvers.steps import (
+    SOLVERS,
+    Solver,
+    ancestral,
+    dpm2,
+    dpmpp2m,
+    dpmpp3m,
+    euler,
+    heun,
+    ipndm,
+    make,
+    sde_dpmpp2m,
+    unipc,
+)
 
 __all__ = [
     "GRIDS",

@@ -38,7 +38,11 @@ def gits(
     states = solve(denoise, x, sigmas, solver, cond, trajectory=True)
     slope = noise_prediction(denoise)
     slopes = [slope(state, sigma, cond) for state, sigma in zip(states, sigmas, strict=True)]
-    return sigmas[best_path(jump_costs(np.asarray(states, np.float64), np.asarray(jnp.stack(slopes), np.float64), sigmas), n, discount)]
+    return sigmas[
+        best_path(
+            jump_costs(np.asarray(states, np.float64), np.asarray(jnp.stack(slopes), np.float64), sigmas), n, discount
+        )
+    ]
 
 
 def jump_costs(states: np.ndarray, slopes: np.ndarray, sigmas: np.ndarray) -> np.ndarray:

@@ -32,7 +32,9 @@ def grid(
     if not 0 < sigma_min < sigma_max < np.inf:
         raise ValueError(f"a grid needs 0 < sigma_min < sigma_max, got {sigma_min=} and {sigma_max=}")
     if (kind == "discrete") == (table is None):
-        raise ValueError("kind='discrete' and table (the model's ascending noise levels) go together: give both or neither")
+        raise ValueError(
+            "kind='discrete' and table (the model's ascending noise levels) go together: give both or neither"
+        )
     knots = build(n, float(sigma_min), float(sigma_max), rho or default_rho, table)
     knots[0], knots[-1] = sigma_max, sigma_min
     return knots
@@ -72,7 +74,7 @@ def _discrete(n: int, low: float, high: float, rho: float, table: Any) -> np.nda
         raise ValueError("table must hold ascending noise levels, as denoisers.sigma_table(abar) gives them")
     if np.log(low) < levels[0] - 1e-9 or np.log(high) > levels[-1] + 1e-9:
         raise ValueError(
-            f"sigma range {low:g}..{high:g} leaves the model's levels {np.exp(levels[0]):g}..{np.exp(levels[-1]):g}; stay inside them"
+            f"sigma range {low:g}..{high:g} leaves {np.exp(levels[0]):g}..{np.exp(levels[-1]):g}; stay inside it"
         )
     index = np.arange(1.0, len(levels) + 1)  # counted from 1 so that roots of the first index exist
     ends = np.interp(np.log([high, low]), levels, index)

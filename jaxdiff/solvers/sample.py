@@ -25,7 +25,7 @@ def solve(
     key: Array | None = None,
     trajectory: bool | Sequence[int] = False,
     to_zero: bool = False,
-) -> Float[Array, "..."]:
+) -> Float[Array, ...]:
     """Carry x from noise level sigmas[0] to sigmas[-1]; x must already be scaled by sigmas[0].
 
     solver      a name, or a value with options such as `solvers.ipndm(order=3)`
@@ -40,9 +40,11 @@ def solve(
     check_cond(cond)
     keep = _check_keep(trajectory, len(grid), to_zero)
     if method.stochastic and key is None:
-        raise ValueError(f"{solver if isinstance(solver, str) else 'this solver'} draws noise: pass key=jax.random.key(seed)")
+        raise ValueError(
+            f"{solver if isinstance(solver, str) else 'this solver'} draws noise: pass key=jax.random.key(seed)"
+        )
     x = jnp.asarray(x)
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = x.astype(np.promote_types(x.dtype, np.float32))
     rows = {name: jnp.asarray(column, x.dtype) for name, column in method.table(grid, xp).items()}
     keys = None if key is None else _step_keys(key, len(grid) - 1)
 
@@ -63,7 +65,7 @@ def solve(
         carry = advance(analytic_first_step, carry, 0)
     indices = jnp.arange(int(afs), len(grid) - 1)
     (x, _, kept), _ = jax.lax.scan(lambda carry, i: (advance(denoise, carry, i), None), carry, indices)
-    if keep:
+    if kept is not None:
         return kept
     return denoise(x, jnp.asarray(grid[-1], x.dtype), cond) if to_zero else x
 
@@ -84,7 +86,9 @@ def _check_grid(sigmas: Any) -> tuple[Any, Any]:
     if seen.ndim != 1 or len(seen) < 2:
         raise ValueError(f"sigmas must be 1-D with at least 2 timestamps, got shape {seen.shape}; see solvers.grid")
     if seen[-1] == 0 and (seen[:-1] > 0).all():
-        raise ValueError("sigmas ends in 0: leave the zero out and pass to_zero=True, which ends with x0 = D(x, sigmas[-1])")
+        raise ValueError(
+            "sigmas ends in 0: leave the zero out and pass to_zero=True, which ends with x0 = D(x, sigmas[-1])"
+        )
     check_sigma(seen)
     rises = np.flatnonzero(np.diff(seen) >= 0)
     if len(rises):

@@ -2,7 +2,7 @@
 
 Every solver that evaluates the network once a step is one row of numbers a step,
 
-    x_{i+1} = a_i x_i + b_{i0} m_i + b_{i1} m_{i-1} + ... + c_i xi,        m = D (x0 form) or d = (x - D)/t (noise form),
+    x_{i+1} = a_i x_i + b_{i0} m_i + b_{i1} m_{i-1} + ... + c_i xi,    m = D (x0 form) or d = (x - D)/t (noise form),
 
 so adding one is adding a function that fills the table. With lambda = -ln sigma, h = lambda_{i+1} - lambda_i:
 
@@ -12,7 +12,7 @@ so adding one is adding a function that fills the table. With lambda = -ln sigma
     unipc          dpmpp2m whose every state is corrected, at no cost, once D is known there   (Zhao et al. 2023)
     ancestral      euler to s_down, then noise up to s: s_down^2 + c^2 = s^2
     sde_dpmpp2m    dpmpp2m of the SDE: h -> (1 + eta) h in the exponentials, c = s sqrt(1 - e^{-2 eta h})
-    heun           y = x + (s-t) d; x + (s-t) (d + d(y, s)) / 2                     (two evaluations; EDM churn optional)
+    heun           y = x + (s-t) d; x + (s-t) (d + d(y, s)) / 2                  (two evaluations; EDM churn optional)
     dpm2           m = t^{1-r} s^r; y = x + (m-t) d; x + (s-t) (d(y, m)/(2r) + (1 - 1/(2r)) d)   (two evaluations)
 
 The affine invariants a + sum b = 1 (x0 form) and sum b = s - t (noise form) hold for each row: a constant D is kept.
@@ -26,7 +26,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -74,7 +73,9 @@ def _linear(rows: Callable[[Any, ModuleType], Rows], terms: int, form: str = "x0
     def table(sigmas: Any, xp: ModuleType) -> Rows:
         return {"sigma": sigmas[:-1], **rows(sigmas, xp)}
 
-    def step(first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Rows, key: Array | None) -> tuple[Array, Past]:
+    def step(
+        first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Rows, key: Array | None
+    ) -> tuple[Array, Past]:
         estimate = first(x, row["sigma"], cond)
         if form == "noise":
             estimate = (x - estimate) / row["sigma"]
@@ -131,8 +132,9 @@ def _dpmpp(sigmas: Any, xp: ModuleType, order: int, form: str, kappa: float, low
     x0 form:    x' = (s/t) x + h (psi1 m_i + psi2 G1 + psi3 G2),    psi_k at -h
     noise form: x' = x - s h (psi1 m_i + psi2 G1 + psi3 G2),        psi_k at +h
 
-    with G1 = E0 + r0/(r0+r1) (E0 - E1), G2 = kappa (E0 - E1)/(r0+r1), E0 = (m_i - m_{i-1})/r0, E1 = (m_{i-1} - m_{i-2})/r1,
-    and r0, r1 the previous two steps in lambda over h. The published order-2 step is h psi1 (m_i + E0/2).
+    with G1 = E0 + r0/(r0+r1) (E0 - E1), G2 = kappa (E0 - E1)/(r0+r1), E0 = (m_i - m_{i-1})/r0,
+    E1 = (m_{i-1} - m_{i-2})/r1, and r0, r1 the previous two steps in lambda over h. The published
+    order-2 step is h psi1 (m_i + E0/2).
     """
     h, r0, r1 = _lambda_steps(sigmas, xp)
     psi1, psi2, psi3 = (_psi(k, -h if form == "x0" else h, xp) for k in (1, 2, 3))
@@ -142,7 +144,9 @@ def _dpmpp(sigmas: Any, xp: ModuleType, order: int, form: str, kappa: float, low
     half, zero = psi1 / (2 * r0), 0 * h
     by_order = [(psi1, zero, zero), (psi1 + half, -half, zero), (psi1 + e0, e1 - e0, -e1)]
     orders = _dpmpp_orders(len(sigmas) - 1, order, lower_order_final)
-    b = xp.stack([h * sum(xp.where(orders == q + 1, by_order[q][j], 0.0) for q in range(order)) for j in range(order)], axis=1)
+    b = xp.stack(
+        [h * sum(xp.where(orders == q + 1, by_order[q][j], 0.0) for q in range(order)) for j in range(order)], axis=1
+    )
     if form == "x0":
         return {"a": sigmas[1:] / sigmas[:-1], "b": b}
     return {"a": np.ones(len(h)), "b": -sigmas[1:, None] * b}
@@ -168,7 +172,9 @@ def unipc(lower_order_final: bool = True) -> Solver:
         none = np.array([[1.0, 0.0, 0.0, 0.0, 0.0]])  # nothing to correct at the start
         return {"sigma": sigmas[:-1], **predict, "correct": xp.concatenate([none, correct[:-1]])}
 
-    def step(first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Rows, key: Array | None) -> tuple[Array, Past]:
+    def step(
+        first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Rows, key: Array | None
+    ) -> tuple[Array, Past]:
         m1, m2, origin = past
         m = first(x, row["sigma"], cond)
         x = sum(w * v for w, v in zip(row["correct"], (x, origin, m, m1, m2), strict=True))
@@ -193,7 +199,7 @@ def _lambda_steps(sigmas: Any, xp: ModuleType) -> tuple[Any, Any, Any]:
 
 def _psi(k: int, z: Any, xp: ModuleType) -> Any:
     """psi_1 = (e^z - 1)/z, psi_{k+1} = (psi_k - 1/k!)/z; by its power series where |z| < 1 cancels digits."""
-    series = sum(z**j / math.factorial(j + k) for j in range(16))
+    series = sum(z**j * (1 / math.factorial(j + k)) for j in range(16))
     safe = xp.where(xp.abs(z) < 1, 1.0, z)
     closed = xp.expm1(safe) / safe
     for j in range(1, k):
@@ -223,7 +229,11 @@ def sde_dpmpp2m(eta: float = 1.0) -> Solver:
         a = xp.exp(-(1 + eta) * h)
         lead = -xp.expm1(-(1 + eta) * h)
         second = xp.where(np.arange(len(sigmas) - 1) == 0, 0.0, lead / (2 * r0))
-        return {"a": a, "b": xp.stack([lead + second, -second], axis=1), "c": sigmas[1:] * xp.sqrt(-xp.expm1(-2 * eta * h))}
+        return {
+            "a": a,
+            "b": xp.stack([lead + second, -second], axis=1),
+            "c": sigmas[1:] * xp.sqrt(-xp.expm1(-2 * eta * h)),
+        }
 
     return _linear(rows, terms=2, stochastic=True)
 
@@ -241,10 +251,13 @@ def heun(churn: float = 0.0, churn_min: float = 0.0, churn_max: float = math.inf
 
     def table(sigmas: Any, xp: ModuleType) -> Rows:
         t = sigmas[:-1]
-        raised = t * (1 + min(churn / len(sigmas), math.sqrt(2) - 1) * ((t >= churn_min) & (t <= churn_max)))
+        gain = min(churn / len(sigmas), math.sqrt(2) - 1)
+        raised = xp.where((t >= churn_min) & (t <= churn_max), t * (1 + gain), t)
         return {"sigma": raised, "next": sigmas[1:], "c": churn_noise * xp.sqrt(raised**2 - t**2)}
 
-    def step(first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Rows, key: Array | None) -> tuple[Array, Past]:
+    def step(
+        first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Rows, key: Array | None
+    ) -> tuple[Array, Past]:
         if churn:
             assert key is not None
             x = x + row["c"] * standard_normal(key, x)
@@ -265,7 +278,9 @@ def dpm2(r: float = 0.5) -> Solver:
     def table(sigmas: Any, xp: ModuleType) -> Rows:
         return {"sigma": sigmas[:-1], "middle": sigmas[:-1] ** (1 - r) * sigmas[1:] ** r, "next": sigmas[1:]}
 
-    def step(first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Rows, key: Array | None) -> tuple[Array, Past]:
+    def step(
+        first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Rows, key: Array | None
+    ) -> tuple[Array, Past]:
         slope = (x - first(x, row["sigma"], cond)) / row["sigma"]
         middle = x + (row["middle"] - row["sigma"]) * slope
         slope_middle = (middle - denoise(middle, row["middle"], cond)) / row["middle"]

@@ -14,11 +14,17 @@ from jaxdiff.denoisers import Denoiser
 from jaxdiff.errors import pick
 from jaxdiff.models import check_fields, network
 from jaxdiff.models.layers import stack_blocks, unstack_blocks
-from jaxdiff.weights import dit, edm, files, names, sd3
+from jaxdiff.weights import dit, edm, efficientnet, files, inception, names, sd3
 from jaxdiff.weights.files import Source
 from jaxdiff.weights.names import Kind, WeightsError
 
-KINDS: dict[str, Kind] = {"edm": edm.KIND, "dit": dit.KIND, "sd3": sd3.KIND}
+KINDS: dict[str, Kind] = {
+    "edm": edm.KIND,
+    "dit": dit.KIND,
+    "sd3": sd3.KIND,
+    "inception": inception.KIND,
+    "efficientnet_lite0": efficientnet.KIND,
+}
 
 __all__ = ["KINDS", "WeightsError", "load", "load_denoiser", "save"]
 
@@ -26,6 +32,7 @@ __all__ = ["KINDS", "WeightsError", "load", "load_denoiser", "save"]
 def load(source: Source, kind: str, **overrides: Any) -> tuple[nn.Module, dict[str, Any]]:
     """The model and its float32 parameters, for `model.apply({"params": params}, x, noise_label, cond)`.
 
+    Feature networks are called with images alone, see `jaxdiff.evaluation.feature_net`.
     The architecture is read from names and shapes; `overrides` set what they cannot tell (heads) and how it
     runs (dtype, remat, scan, dropout). Every missing, unexpected or mis-shaped array is an error.
     """
@@ -35,7 +42,10 @@ def load(source: Source, kind: str, **overrides: Any) -> tuple[nn.Module, dict[s
     fields = {**rules.infer(arrays), **overrides}
     unknown = [field for field, value in fields.items() if value is None]
     if unknown:
-        raise WeightsError(f"names and shapes of this {kind!r} checkpoint do not tell {', '.join(unknown)}; pass load(..., {unknown[0]}=...)")
+        raise WeightsError(
+            f"names and shapes of this {kind!r} checkpoint do not tell {', '.join(unknown)}; "
+            f"pass load(..., {unknown[0]}=...)"
+        )
     model = rules.model(**fields)
     params = names.to_params(kind, rules, model, _abstract(rules, model), arrays)
     if getattr(model, "scan", False):
@@ -49,8 +59,15 @@ def load_denoiser(source: Source, kind: str, **overrides: Any) -> Denoiser:
     It is a pytree that carries its parameters: hand it to a jitted function as an argument,
     `jax.jit(solve_it)(denoise, x)`, so that large weights do not become constants of the program.
     """
+    rules = pick(KINDS, kind, "weights kind")
+    if rules.denoiser is None:
+        denoising = ", ".join(name for name, other in KINDS.items() if other.denoiser is not None)
+        raise ValueError(
+            f"kind {kind!r} is a network of type {rules.model.__name__}, which does not denoise; "
+            f"use load(), or a kind among {denoising}"
+        )
+    wrap = rules.denoiser
     model, params = load(source, kind, **overrides)
-    wrap = KINDS[kind].denoiser
 
     def denoise(params: Any, x: Any, sigma: Any, cond: Any = None) -> Any:
         return wrap(network(model, params))(x, sigma, cond)
@@ -74,9 +91,14 @@ def save(model: nn.Module, params: Any, kind: str, path: str | os.PathLike | Non
 def _abstract(rules: Kind, model: nn.Module) -> Any:
     """Shapes of the model's parameters, blocks unrolled, without computing anything."""
     model = model.clone(scan=False) if hasattr(model, "scan") else model
+    arguments = rules.example(model) if rules.example else _diffusion_example(rules, model)
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), *arguments))["params"]
+
+
+def _diffusion_example(rules: Kind, model: nn.Module) -> tuple:
+    """The smallest (x, noise_label, cond) a diffusion network takes."""
     side = getattr(model, "patch", 2 ** len(getattr(model, "multipliers", ())))
-    x = jnp.zeros((1, side, side, model.channels))
-    return jax.eval_shape(lambda: model.init(jax.random.key(0), x, jnp.zeros(1), rules.cond(model)))["params"]
+    return jnp.zeros((1, side, side, model.channels)), jnp.zeros(1), rules.cond(model)
 
 
 def _stacked_depth(params: dict[str, Any]) -> int:

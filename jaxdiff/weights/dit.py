@@ -42,7 +42,8 @@ def entries(model: DiT, abstract: Any) -> list[Entry]:
     ]
     for i in range(model.depth):
         public, ours = f"blocks.{i}", f"blocks_{i}"
-        table += dense_entries(f"{public}.attn.qkv", (ours, "attention", "qkv"), names.qkv_kernel(model.heads), names.qkv_bias(model.heads))
+        qkv, qkv_bias = names.qkv_kernel(model.heads), names.qkv_bias(model.heads)
+        table += dense_entries(f"{public}.attn.qkv", (ours, "attention", "qkv"), qkv, qkv_bias)
         table += dense_entries(f"{public}.attn.proj", (ours, "attention", "out"), names.out_kernel(model.heads))
         table += dense_entries(f"{public}.mlp.fc1", (ours, "mlp", "in"))
         table += dense_entries(f"{public}.mlp.fc2", (ours, "mlp", "out"))

@@ -19,15 +19,23 @@ def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The fields of the UNet these arrays belong to."""
     sides = sorted({int(side) for name in arrays for side in re.findall(r"^model\.enc\.(\d+)x\1_", name)}, reverse=True)
     if not sides:
-        raise names.WeightsError(f"not an 'edm' checkpoint: none of its {len(arrays)} names looks like model.enc.32x32_conv.weight")
+        raise names.WeightsError(
+            f"not an 'edm' checkpoint: none of its {len(arrays)} names looks like model.enc.32x32_conv.weight"
+        )
     first = f"model.enc.{sides[0]}x{sides[0]}"
     width, channels = shape_of("edm", arrays, f"{first}_conv.weight")[:2]
     return {
-        "style": "adm" if "model.out_norm.weight" in arrays else "ncsnpp" if "model.map_noise.freqs" in arrays else "ddpmpp",
+        "style": "adm"
+        if "model.out_norm.weight" in arrays
+        else "ncsnpp"
+        if "model.map_noise.freqs" in arrays
+        else "ddpmpp",
         "resolution": sides[0],
         "channels": channels,
         "width": width,
-        "multipliers": tuple(shape_of("edm", arrays, f"model.enc.{s}x{s}_block0.conv1.weight")[0] // width for s in sides),
+        "multipliers": tuple(
+            shape_of("edm", arrays, f"model.enc.{s}x{s}_block0.conv1.weight")[0] // width for s in sides
+        ),
         "blocks": sum(f"{first}_block{i}.conv0.weight" in arrays for i in range(len(arrays))),
         "attention": tuple(s for s in sides if f"model.enc.{s}x{s}_block0.qkv.weight" in arrays),
         "num_classes": arrays["model.map_label.weight"].shape[1] if "model.map_label.weight" in arrays else 0,
@@ -37,7 +45,10 @@ def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 def entries(model: UNet, abstract: Any) -> list[Entry]:
     """One public array per parameter, the name derived from the path."""
-    return [Entry((_public_name(model, path),), path, _layout(model, path, leaf.shape)) for path, leaf in flatten_dict(abstract).items()]
+    return [
+        Entry((_public_name(model, path),), path, _layout(model, path, leaf.shape))
+        for path, leaf in flatten_dict(abstract).items()
+    ]
 
 
 def _public_name(model: UNet, path: Path) -> str:

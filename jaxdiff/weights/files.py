@@ -32,7 +32,7 @@ def read(source: Source) -> dict[str, np.ndarray]:
         return {name: arrays[name] for name in arrays.files}
 
 
-def write(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
     """Write named arrays in the format of the suffix; the file appears whole or not at all."""
     path = Path(path)
     if path.suffix not in (".npz", ".safetensors"):

@@ -42,12 +42,17 @@ class Kind(NamedTuple):
     """One family of public checkpoints."""
 
     model: type[nn.Module]
-    infer: Callable[[Mapping[str, np.ndarray]], dict[str, Any]]  # model fields from names and shapes; None where they cannot tell
+    infer: Callable[
+        [Mapping[str, np.ndarray]], dict[str, Any]
+    ]  # model fields from names and shapes; None where they cannot tell
     entries: Callable[[Any, Any], list[Entry]]  # (model, abstract params) -> the map
-    denoiser: Callable[[Network], Denoiser]  # the convention the network was trained in
-    cond: Callable[[Any], Cond]  # the smallest condition the model can be initialised with
-    constants: Callable[[Any], dict[str, np.ndarray]] = lambda model: {}  # public arrays that we compute instead of storing
+    denoiser: Callable[[Network], Denoiser] | None = None  # the convention it was trained in; None: no denoiser
+    cond: Callable[[Any], Cond] = lambda model: None  # the smallest condition the model can be initialised with
+    constants: Callable[[Any], dict[str, np.ndarray]] = (
+        lambda model: {}
+    )  # public arrays that we compute instead of storing
     ignored: Callable[[str], bool] = lambda name: False  # public arrays of no consequence
+    example: Callable[[Any], tuple] | None = None  # what to initialise with, if not (x, noise_label, cond)
 
 
 as_is = Layout(lambda w: w, lambda w: (w,))
@@ -115,7 +120,7 @@ def dense_entries(public: str, path: Path, layout: Layout = dense, bias_layout: 
 def to_params(name: str, kind: Kind, model: Any, abstract: Any, arrays: Mapping[str, np.ndarray]) -> dict:
     """Our float32 parameters from public arrays; anything missing, unexpected or mis-shaped is an error."""
     entries, constants, leaves = kind.entries(model, abstract), kind.constants(model), flatten_dict(abstract)
-    expected = {}
+    expected: dict[str, tuple[int, ...]] = {}
     for entry in entries:
         public = jax.eval_shape(entry.layout.to_public, leaves[entry.path])
         expected |= {key: tuple(part.shape) for key, part in zip(entry.public, public, strict=True)}
@@ -123,22 +128,30 @@ def to_params(name: str, kind: Kind, model: Any, abstract: Any, arrays: Mapping[
         "missing": [key for key in expected if key not in arrays],
         "unexpected": [key for key in arrays if key not in expected and key not in constants and not kind.ignored(key)],
         "mis-shaped": [
-            f"{key} is {arrays[key].shape}, expected {shape}" for key, shape in expected.items() if key in arrays and arrays[key].shape != shape
+            f"{key} is {arrays[key].shape}, expected {shape}"
+            for key, shape in expected.items()
+            if key in arrays and arrays[key].shape != shape
         ],
         "not the constants this model computes": [
-            key for key, value in constants.items() if key in arrays and not np.allclose(arrays[key].astype(np.float32), value, atol=1e-2)
+            key
+            for key, value in constants.items()
+            if key in arrays and not np.allclose(arrays[key].astype(np.float32), value, atol=1e-2)
         ],
     }
     problems = [_report(what, keys) for what, keys in misfits.items() if keys]
     if problems:
-        raise WeightsError(f"these arrays are not a {name!r} checkpoint of {type(model).__name__} as inferred: " + "; ".join(problems))
-    return unflatten_dict({e.path: e.layout.to_ours(*(np.asarray(arrays[key], np.float32) for key in e.public)) for e in entries})
+        raise WeightsError(
+            f"these arrays are not a {name!r} checkpoint of {type(model).__name__} as inferred: " + "; ".join(problems)
+        )
+    return unflatten_dict(
+        {e.path: e.layout.to_ours(*(np.asarray(arrays[key], np.float32) for key in e.public)) for e in entries}
+    )
 
 
 def to_public(params: Any, entries: Sequence[Entry]) -> dict[str, np.ndarray]:
     """Public arrays from our parameters."""
     flat = flatten_dict(params)
-    out = {}
+    out: dict[str, np.ndarray] = {}
     for entry in entries:
         out |= dict(zip(entry.public, entry.layout.to_public(np.asarray(flat[entry.path])), strict=True))
     return out

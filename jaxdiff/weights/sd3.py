@@ -17,7 +17,9 @@ from jaxdiff.weights.names import Entry, Layout, dense_entries, shape_of
 def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The fields of the MMDiT these arrays belong to; without QK-norm the heads are taken to be 64 wide, as in SD3."""
     if any("joint_blocks." in name for name in arrays):
-        raise names.WeightsError("these are the original SD3 names (joint_blocks...); kind 'sd3' reads the diffusers layout (transformer_blocks...)")
+        raise names.WeightsError(
+            "these are the original SD3 names; kind 'sd3' reads the diffusers layout, transformer_blocks..."
+        )
     width, channels, patch, _ = shape_of("sd3", arrays, "pos_embed.proj.weight")
     norm = arrays.get("transformer_blocks.0.attn.norm_q.weight")
     head_width = 64 if norm is None else norm.shape[0]
@@ -49,31 +51,41 @@ def entries(model: MMDiT, abstract: Any) -> list[Entry]:
         *dense_entries("proj_out", ("final", "out")),
     ]
     if side := model.position_table:
-        table.append(Entry(("pos_embed.pos_embed",), ("positions",), Layout(lambda w: w.reshape(side, side, -1), lambda p: (p.reshape(1, side**2, -1),))))
+        square = Layout(lambda w: w.reshape(side, side, -1), lambda p: (p.reshape(1, side**2, -1),))
+        table.append(Entry(("pos_embed.pos_embed",), ("positions",), square))
     for i in range(model.depth - 1):
         table += _block(model, f"transformer_blocks.{i}", f"blocks_{i}", last=False)
     return table + _block(model, f"transformer_blocks.{model.depth - 1}", "last_block", last=True)
 
 
 def _block(model: MMDiT, public: str, ours: str, last: bool) -> list[Entry]:
-    """Both streams; in the last block the text's modulation is (scale, shift), the other way round than everywhere else."""
+    """Both streams; in the last block alone the text's modulation is stored (scale, shift)."""
     table = _stream(model, public, ours, "image", ("to_q", "to_k", "to_v"), ("norm_q", "norm_k"))
-    table += _stream(model, public, ours, "text", ("add_q_proj", "add_k_proj", "add_v_proj"), ("norm_added_q", "norm_added_k"))
+    table += _stream(
+        model, public, ours, "text", ("add_q_proj", "add_k_proj", "add_v_proj"), ("norm_added_q", "norm_added_k")
+    )
     swap = names.swapped_halves if last else lambda layout: layout
     table += dense_entries(f"{public}.norm1.linear", (ours, "image_modulation", "dense"))
-    table += dense_entries(f"{public}.norm1_context.linear", (ours, "text_modulation", "dense"), swap(names.dense), swap(names.as_is))
-    for stream, out, mlp in [("image", "attn.to_out.0", "ff")] + [("text", "attn.to_add_out", "ff_context")] * (not last):
+    table += dense_entries(
+        f"{public}.norm1_context.linear", (ours, "text_modulation", "dense"), swap(names.dense), swap(names.as_is)
+    )
+    for stream, out, mlp in [("image", "attn.to_out.0", "ff")] + [("text", "attn.to_add_out", "ff_context")] * (
+        not last
+    ):
         table += dense_entries(f"{public}.{out}", (ours, f"{stream}_out"), names.out_kernel(model.heads))
         table += dense_entries(f"{public}.{mlp}.net.0.proj", (ours, f"{stream}_mlp", "in"))
         table += dense_entries(f"{public}.{mlp}.net.2", (ours, f"{stream}_mlp", "out"))
     return table
 
 
-def _stream(model: MMDiT, public: str, ours: str, stream: str, qkv: tuple[str, ...], norms: tuple[str, str]) -> list[Entry]:
+def _stream(
+    model: MMDiT, public: str, ours: str, stream: str, qkv: tuple[str, ...], norms: tuple[str, str]
+) -> list[Entry]:
     """Queries, keys, values and their norms."""
+    kernel, bias = (names.split_three(layout(model.heads)) for layout in (names.qkv_kernel, names.qkv_bias))
     table = [
-        Entry(tuple(f"{public}.attn.{part}.weight" for part in qkv), (ours, f"{stream}_qkv", "kernel"), names.split_three(names.qkv_kernel(model.heads))),
-        Entry(tuple(f"{public}.attn.{part}.bias" for part in qkv), (ours, f"{stream}_qkv", "bias"), names.split_three(names.qkv_bias(model.heads))),
+        Entry(tuple(f"{public}.attn.{part}.weight" for part in qkv), (ours, f"{stream}_qkv", "kernel"), kernel),
+        Entry(tuple(f"{public}.attn.{part}.bias" for part in qkv), (ours, f"{stream}_qkv", "bias"), bias),
     ]
     if model.qk_norm:
         table += [

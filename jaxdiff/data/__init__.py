@@ -1,0 +1,28 @@
+"""Data: sources, transforms with control metadata, and batches that are a pure function of (seed, step)."""
+
+from jaxdiff.data.dataset import Dataset, build, local_slice
+from jaxdiff.data.examples import Source
+from jaxdiff.data.mixture import MIXTURES, mixture_means
+from jaxdiff.data.pipeline import Prefetch, prefetch
+from jaxdiff.data.records import write_array_records
+from jaxdiff.data.sources import SOURCES, load
+from jaxdiff.data.transforms import CONTROLS, CROPS, CorruptImage, decode, resize
+
+__all__ = [
+    "CONTROLS",
+    "CROPS",
+    "MIXTURES",
+    "SOURCES",
+    "CorruptImage",
+    "Dataset",
+    "Prefetch",
+    "Source",
+    "build",
+    "decode",
+    "load",
+    "local_slice",
+    "mixture_means",
+    "prefetch",
+    "resize",
+    "write_array_records",
+]

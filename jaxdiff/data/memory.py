@@ -1,0 +1,161 @@
+"""Sources that live in memory: the embedded digits and your own arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdiff.data.examples import Source, bad_label
+from jaxdiff.errors import pick
+
+TEST_DIGITS = 297  # leaves 1,500 for training
+
+
+def digits(split: str = "all") -> Source:
+    """1,797 handwritten digits of 8 x 8 pixels with 17 grey levels, from scikit-learn's package data.
+
+    `split` is "all", "train" (1,500) or "test" (297), cut by one fixed permutation.
+    """
+    pick({"all": 0, "train": 0, "test": 0}, split, "split of the digits")
+    table = _digits_table()
+    cut = {"all": slice(None), "train": slice(TEST_DIGITS, None), "test": slice(TEST_DIGITS)}[split]
+    table = table[np.sort(np.random.RandomState(0).permutation(len(table))[cut])]
+    images = table[:, :64].reshape(-1, 8, 8, 1) / np.float32(8) - np.float32(1)
+    name = "digits" if split == "all" else f"digits/{split}"
+    return in_memory(name, images, table[:, 64], class_names=tuple("0123456789"))
+
+
+def _digits_table() -> np.ndarray:
+    """[1797, 65]: 64 pixels in 0..16 and the label. Read from the file: importing sklearn takes over a second."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.submodule_search_locations is None:
+        raise ModuleNotFoundError("the digits are part of scikit-learn's package data; pip install scikit-learn")
+    path = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    return np.loadtxt(path, delimiter=",", dtype=np.uint8)
+
+
+def arrays(
+    images: np.ndarray | str | os.PathLike,
+    labels: Any = None,
+    *,
+    num_classes: int = 0,
+    class_names: Iterable[str] | None = None,
+    caption_ids: Any = None,
+    captions: Iterable[str] | None = None,
+    name: str = "arrays",
+) -> Source:
+    """Images [n h w c] or [n h w] in memory, uint8 or float in [-1, 1]; or an .npz file with these names as keys.
+
+    `name` is what reports show. Latents and other data outside [-1, 1] are not images: scale them first.
+    """
+    if isinstance(images, (str, os.PathLike)):
+        if labels is not None or caption_ids is not None:
+            raise ValueError(
+                "give labels and caption_ids inside the .npz file (keys 'labels', 'caption_ids'), not beside it"
+            )
+        stored: dict[str, Any] = _read_npz(Path(images))
+        images, labels, caption_ids = stored["images"], stored.get("labels"), stored.get("caption_ids")
+        class_names = stored.get("class_names", ()) if class_names is None else class_names
+        captions = stored.get("captions", ()) if captions is None else captions
+    return in_memory(
+        name,
+        _check_images(np.asarray(images)),
+        labels,
+        num_classes,
+        _strings(class_names),
+        caption_ids,
+        _strings(captions),
+    )
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise FileNotFoundError(f"no .npz file at {path}; tried {path.resolve()}")
+    with np.load(path, allow_pickle=False) as stored:
+        if "images" not in stored.files:
+            raise ValueError(
+                f"{path} has keys {', '.join(stored.files)}, but 'images' is needed ('labels' is optional)"
+            )
+        return {
+            key: stored[key]
+            for key in stored.files
+            if key in ("images", "labels", "class_names", "caption_ids", "captions")
+        }
+
+
+def _check_images(images: np.ndarray) -> np.ndarray:
+    """uint8 or float32 [n h w c]."""
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4:
+        raise ValueError(f"images must have shape [n h w c] or [n h w], got {images.shape}")
+    if images.dtype == np.uint8:
+        return images
+    if not np.issubdtype(images.dtype, np.floating):
+        raise ValueError(
+            f"images must be uint8 (0..255) or float in [-1, 1], got {images.dtype}; cast with images.astype(np.uint8)"
+        )
+    low, high = images.min(initial=0), images.max(initial=0)
+    if not -1 <= low <= high <= 1:  # NaN fails too
+        raise ValueError(
+            f"float images must lie in [-1, 1], got values from {low:.4g} to {high:.4g}; use x / 127.5 - 1 for 0..255"
+        )
+    return images.astype(np.float32)
+
+
+def _strings(values: Iterable[str] | None) -> tuple[str, ...]:
+    return tuple(str(value) for value in values) if values is not None else ()
+
+
+def in_memory(
+    name: str,
+    images: np.ndarray,
+    labels: Any = None,
+    num_classes: int = 0,
+    class_names: tuple[str, ...] = (),
+    caption_ids: Any = None,
+    captions: tuple[str, ...] = (),
+) -> Source:
+    """A source over arrays of one length, labels and caption ids checked before anything is drawn from them."""
+    columns = {"image": images}
+    if labels is not None:
+        labels = np.asarray(labels)
+        num_classes = num_classes or len(class_names) or int(labels.max(initial=0)) + 1
+        columns["label"] = _check_ids(name, labels, len(images), num_classes, "label")
+    if caption_ids is not None:
+        columns["caption_id"] = _check_ids(name, np.asarray(caption_ids), len(images), len(captions), "caption id")
+    digest = hashlib.sha256()
+    for key, column in columns.items():
+        digest.update(f"{key} {column.dtype} {column.shape} ".encode())
+        digest.update(np.ascontiguousarray(column).data)
+    return Source(
+        name=name,
+        size=len(images),
+        read=lambda i: {key: column[i] for key, column in columns.items()},
+        describe=lambda i: f"example {i} of {name}",
+        fingerprint=digest.hexdigest(),
+        num_classes=num_classes if labels is not None else 0,
+        class_names=class_names,
+        captions=captions,
+        arrays=columns,
+    )
+
+
+def _check_ids(name: str, ids: np.ndarray, size: int, count: int, what: str) -> np.ndarray:
+    if ids.shape != (size,) or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"{size} images need {size} integer {what}s, got shape {ids.shape} of {ids.dtype}")
+    bad = np.flatnonzero((ids < 0) | (ids >= count))
+    if len(bad):
+        where = f"example {bad[0]} of {name} (and {len(bad) - 1} more)"
+        raise ValueError(
+            bad_label(int(ids[bad[0]]), where, count)
+            if what == "label"
+            else f"{where} has {what} {ids[bad[0]]}, but there are {count} captions"
+        )
+    return ids.astype(np.int32)

@@ -1,0 +1,80 @@
+"""Points of Gaussian mixtures, whose exact denoiser is known: `denoisers.gaussian_mixture(means, std)`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdiff.data.examples import Source
+from jaxdiff.data.memory import in_memory
+from jaxdiff.errors import pick
+
+
+def _grid(dim: int) -> np.ndarray:
+    """5 per axis on [-1, 1]."""
+    return np.asarray(list(itertools.product(np.linspace(-1, 1, 5), repeat=dim)))
+
+
+def _ring(dim: int) -> np.ndarray:
+    """8 on the unit circle of the first two axes."""
+    angles = 2 * math.pi * np.arange(8) / 8
+    return np.stack([np.cos(angles), np.sin(angles), *np.zeros((dim - 2, 8))], axis=-1)
+
+
+def _pair(dim: int) -> np.ndarray:
+    """Two, at -1 and 1 on the first axis."""
+    return np.stack([[-1, 1], *np.zeros((dim - 1, 2))], axis=-1)
+
+
+# name -> (means of a dimension, lowest and highest dimension; a grid has 5**dim modes)
+MIXTURES: dict[str, tuple[Callable[[int], np.ndarray], int, int]] = {
+    "grid": (_grid, 1, 5),
+    "ring": (_ring, 2, 4096),
+    "pair": (_pair, 1, 4096),
+}
+
+
+def mixture_means(preset: str = "grid", dim: int = 2) -> np.ndarray:
+    """The means [k d] of a preset: with its std they make `denoisers.gaussian_mixture`, the exact answer to learn."""
+    place, low, high = pick(MIXTURES, preset, "mixture preset")
+    if not low <= dim <= high:
+        raise ValueError(
+            f"mixture preset {preset!r} exists in {low} to {high} dimensions, got dim={dim}; give means= for others"
+        )
+    return place(dim)
+
+
+def mixture(
+    preset: str = "grid",
+    *,
+    dim: int = 2,
+    std: float | Sequence[float] = 0.05,
+    means: Any = None,
+    weights: Any = None,
+    count: int = 50_000,
+    draw: int = 0,
+) -> Source:
+    """`count` points of a Gaussian mixture, `image` of shape [d] and `label` the component; not bounded by [-1, 1].
+
+    `means` [k d] replaces the preset; `std` is one value or one per component; `draw` picks another sample.
+    """
+    name = f"mixture/{preset}" if means is None else "mixture/custom"
+    means = mixture_means(preset, dim) if means is None else np.asarray(means, np.float64)
+    if means.ndim != 2 or count < 1:
+        raise ValueError(f"a mixture needs means of shape [k d] and count >= 1, got {means.shape} and {count}")
+    k = len(means)
+    weights = np.full(k, 1 / k) if weights is None else np.asarray(weights, np.float64) / np.sum(weights)
+    stds = np.full(k, std) if np.ndim(std) == 0 else np.asarray(std, np.float64)
+    if weights.shape != (k,) or stds.shape != (k,) or (weights < 0).any() or (stds < 0).any():
+        raise ValueError(
+            f"a mixture of {k} components needs {k} weights and stds (or one std), none negative; "
+            f"got shapes {weights.shape} and {stds.shape}"
+        )
+    rng = np.random.RandomState(draw)
+    labels = np.searchsorted(np.cumsum(weights)[:-1], rng.uniform(size=count), side="right")
+    points = means[labels] + stds[labels, None] * rng.normal(size=(count, means.shape[1]))
+    return in_memory(name, points.astype(np.float32), labels, num_classes=k)

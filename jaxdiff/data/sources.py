@@ -1,0 +1,47 @@
+"""The sources by name, and `load`: from a name and options to a dataset."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from jaxdiff.data.dataset import Dataset, build
+from jaxdiff.data.examples import Source
+from jaxdiff.data.folder import folder
+from jaxdiff.data.memory import arrays, digits
+from jaxdiff.data.mixture import mixture
+from jaxdiff.data.prepared import tfds
+from jaxdiff.data.records import array_records
+from jaxdiff.errors import nearest, pick
+
+SOURCES: dict[str, Callable[..., Source]] = {
+    "digits": digits,
+    "arrays": arrays,
+    "folder": folder,
+    "array_records": array_records,
+    "tfds": tfds,
+    "mixture": mixture,
+}
+
+
+def load(source: str, /, **options: Any) -> Dataset:
+    """The dataset `build(SOURCES[source](...), ...)`; each option goes to the one of the two that takes it.
+
+    load("digits", seed=1)
+    load("folder", path="photos", image_size=64, crop="global", flip=True, control=("crop", "flip"))
+    """
+    constructor = pick(SOURCES, source, "data source")
+    own = inspect.signature(constructor).parameters
+    common = [name for name in inspect.signature(build).parameters if name != "source"]
+    for name in options:
+        if name not in own and name not in common:
+            raise ValueError(
+                f"unknown option {name!r} of data source {source!r}{nearest(name, [*own, *common])}; "
+                f"it takes {', '.join(own)}; every source takes {', '.join(common)}"
+            )
+    for name, parameter in own.items():
+        if parameter.default is parameter.empty and name not in options:
+            raise ValueError(f"data source {source!r} needs the option {name!r}; it takes {', '.join(own)}")
+    given = {name: value for name, value in options.items() if name in own}
+    return build(constructor(**given), **{name: value for name, value in options.items() if name not in own})

@@ -1,0 +1,58 @@
+"""Distances between sets of images, the networks whose features they are measured in, and the protocol of a number.
+
+The distances need NumPy alone and are imported at once; the networks (Flax) load on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from jaxdiff.evaluation.frechet import Moments, frechet_distance, load_moments, save_moments
+from jaxdiff.evaluation.metrics import inception_score, sliced_wasserstein
+from jaxdiff.evaluation.prdc import prdc
+from jaxdiff.evaluation.report import Protocol, digest, evaluate_features, from_uint8, metric_name, to_uint8, write
+
+_LAZY = {
+    "DigitsClassifier": "classifier",
+    "EfficientNetLite0": "efficientnet",
+    "Extracted": "features",
+    "FeatureNet": "features",
+    "Inception": "inception",
+    "extract": "features",
+    "feature_net": "features",
+}
+
+__all__ = [
+    "DigitsClassifier",
+    "EfficientNetLite0",
+    "Extracted",
+    "FeatureNet",
+    "Inception",
+    "Moments",
+    "Protocol",
+    "digest",
+    "evaluate_features",
+    "extract",
+    "feature_net",
+    "frechet_distance",
+    "from_uint8",
+    "inception_score",
+    "load_moments",
+    "metric_name",
+    "prdc",
+    "save_moments",
+    "sliced_wasserstein",
+    "to_uint8",
+    "write",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'jaxdiff.evaluation' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,123 @@
+"""A number and the protocol it was measured by, kept together: nobody can reproduce one without the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import jaxdiff
+from jaxdiff.evaluation.frechet import Moments, frechet_distance, moments_of
+from jaxdiff.evaluation.metrics import inception_score
+from jaxdiff.evaluation.prdc import prdc
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """What another person needs to measure the same number again; None where a field does not apply.
+
+    Fields without a default must be spelled out: each of them has made published FIDs irreproducible.
+    """
+
+    feature_net: str
+    feature_sha256: str
+    resize: str  # kind and side, as in FeatureNet.resize
+    samples: int
+    uint8: bool  # samples were rounded to 8 bits before they were measured
+    reference: str
+    reference_sha256: str
+    reference_samples: int
+    solver: str | None
+    steps: int | None
+    nfe: int | None
+    guidance: float | None
+    seed: int | None
+    ema: str | float | None
+    vae: str | None = None
+    notes: str = ""
+    jaxdiff: str = jaxdiff.__version__
+
+
+def metric_name(feature_net: str) -> str:
+    """'fid' for the FID Inception alone; a Fréchet distance in other features is named after its network."""
+    return "fid" if feature_net == "inception" else f"frechet_{feature_net}"
+
+
+def evaluate_features(
+    samples: Any,
+    reference: Any,
+    protocol: Protocol,
+    *,
+    probabilities: Any = None,
+    k: int = 5,
+    splits: int = 10,
+) -> dict[str, Any]:
+    """All metrics the given features allow, under their names, with the protocol: one record for `write`.
+
+    `samples` and `reference` are feature arrays [n, d] or Moments. With Moments on either side there is only the
+    Fréchet distance; with `probabilities` [n, classes] of the samples there is an Inception score too.
+    """
+    moments, wanted = moments_of(samples), moments_of(reference)
+    _check_count("samples", protocol.samples, moments.count)
+    _check_count("reference_samples", protocol.reference_samples, wanted.count)
+    record: dict[str, Any] = {metric_name(protocol.feature_net): frechet_distance(moments, wanted)}
+    if not isinstance(samples, Moments) and not isinstance(reference, Moments):
+        record |= {**prdc(reference, samples, k), "prdc_k": k}
+    if probabilities is not None:
+        _check_count("samples", protocol.samples, len(probabilities))
+        name = "inception_score" if protocol.feature_net == "inception" else f"classifier_score_{protocol.feature_net}"
+        mean, std = inception_score(probabilities, splits)
+        record |= {name: mean, f"{name}_std": std, "score_splits": splits}
+    return {**record, "protocol": dataclasses.asdict(protocol)}
+
+
+def _check_count(field: str, stated: int, seen: int) -> None:
+    if stated != seen:
+        raise ValueError(f"the protocol states {field}={stated}, but {seen} were given; correct one of them")
+
+
+def write(path: str | os.PathLike, record: dict[str, Any]) -> None:
+    """Append the record to `path` as one JSON line, in one write, so that a crash cannot leave half of two records."""
+    line = json.dumps(record, allow_nan=False, default=_plain).encode() + b"\n"
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(handle).st_size
+        if size and os.pread(handle, 1, size - 1) != b"\n":
+            line = b"\n" + line  # an older writer was cut off: leave its half line alone on its line
+        os.write(handle, line)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy and JAX scalars and small arrays as JSON values."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a record holds numbers, strings and lists, got {type(value).__name__}")
+
+
+def digest(source: Any) -> str:
+    """sha256 of a file's bytes, or of an array's dtype, shape and bytes: the hash a protocol names."""
+    if isinstance(source, (str, os.PathLike)):
+        with open(source, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    array = np.ascontiguousarray(source)
+    return hashlib.sha256(f"{array.dtype.str}{array.shape}".encode() + array.tobytes()).hexdigest()
+
+
+def to_uint8(images: Any) -> Any:
+    """Pixels in [-1, 1] as 8-bit values, trunc(clip(127.5 x + 128, 0, 255)): how samples are stored, then measured."""
+    return (images * 127.5 + 128).clip(0, 255).astype(np.uint8)
+
+
+def from_uint8(images: Any) -> Any:
+    """8-bit values as pixels in [-1, 1], float32; the inverse of `to_uint8` on stored images."""
+    return images.astype(np.float32) / 127.5 - 1

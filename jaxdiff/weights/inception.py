@@ -1,0 +1,51 @@
+"""The FID Inception-v3 under the names of its PyTorch port (those of torchvision's Inception-v3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from jaxdiff.evaluation.inception import Inception
+from jaxdiff.weights import names
+from jaxdiff.weights.names import Entry, Path, shape_of
+
+NORM = {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+
+
+def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The number of logits; everything else about this network is fixed."""
+    if any(name.startswith("AuxLogits.") for name in arrays):
+        raise names.WeightsError(
+            "these are torchvision's own ImageNet weights (they have AuxLogits); FID is defined by the weights of "
+            "2015-12-05, which pytorch-fid distributes as pt_inception-2015-12-05"
+        )
+    return {"num_classes": shape_of("inception", arrays, "fc.weight")[0]}
+
+
+def entries(model: Inception, abstract: Any) -> list[Entry]:
+    """One public array per parameter, the name derived from the path."""
+    return [_entry(path) for path in flatten_dict(abstract)]
+
+
+def _entry(path: Path) -> Entry:
+    *layer, leaf = path
+    prefix = ".".join(layer)
+    if layer == ["fc"]:
+        weight = leaf == "kernel"
+        return Entry((f"fc.{'weight' if weight else 'bias'}",), path, names.dense if weight else names.as_is)
+    if leaf == "kernel":
+        return Entry((f"{prefix}.conv.weight",), path, names.conv)
+    return Entry((f"{prefix}.bn.{NORM[leaf]}",), path, names.as_is)
+
+
+KIND = names.Kind(
+    model=Inception,
+    infer=infer,
+    entries=entries,
+    example=lambda model: (jnp.zeros((1, 75, 75, 3)),),
+    ignored=lambda name: name.endswith("num_batches_tracked"),
+)

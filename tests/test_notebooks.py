@@ -1,0 +1,62 @@
+"""Notebooks: stored without outputs, and each runs from a fresh kernel to the end."""
+
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client import AsyncKernelManager
+from jupyter_client.kernelspec import KernelSpecManager
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
+TIMEOUT = 600  # seconds a cell
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def reader_environment(scratch: Path) -> dict[str, str]:
+    """What a reader's kernel would see: this process's environment, compilation cache included, without the
+    simulated devices and strict dtypes of the tests; figures go inline and IPython's files to `scratch`."""
+    env = {name: value for name, value in os.environ.items() if name != "JAX_NUMPY_DTYPE_PROMOTION"}
+    flags = env.pop("XLA_FLAGS", "").split()
+    env["XLA_FLAGS"] = " ".join(flag for flag in flags if "host_platform_device_count" not in flag)
+    env.setdefault("JAX_PLATFORMS", "cpu")
+    return env | {
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "IPYTHONDIR": str(scratch / "ipython"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def execute(path: Path, scratch: Path) -> nbformat.NotebookNode:
+    """The notebook with the outputs of a run in `scratch`; a cell that raises raises here."""
+    notebook = nbformat.read(path, as_version=4)
+    specs = KernelSpecManager(kernel_dirs=[])  # none installed counts: python3 is then the running interpreter
+    manager = AsyncKernelManager(
+        kernel_name="python3", kernel_spec_manager=specs, connection_file=str(scratch / "kernel.json")
+    )
+    client = NotebookClient(
+        notebook, km=manager, timeout=TIMEOUT, startup_timeout=TIMEOUT, resources={"metadata": {"path": str(scratch)}}
+    )
+    return client.execute(env=reader_environment(scratch), cleanup_kc=True)  # a given manager is not stopped by default
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+@each_notebook
+def test_stored_clean(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    assert notebook.metadata.kernelspec.name == "python3"
+
+
+@each_notebook
+def test_runs_and_draws(path, tmp_path):
+    outputs = [output for cell in execute(path, tmp_path).cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert any("image/png" in output.get("data", {}) for output in outputs)

@@ -12,12 +12,13 @@ from jaxdiff.denoisers import Cond, Network
 from jaxdiff.errors import pick
 from jaxdiff.models import dit, mmdit, unet
 from jaxdiff.models.dit import DiT
+from jaxdiff.models.mlp import MLP
 from jaxdiff.models.mmdit import MMDiT
 from jaxdiff.models.unet import UNet
 
-MODELS: dict[str, type[nn.Module]] = {"unet": UNet, "dit": DiT, "mmdit": MMDiT}
+MODELS: dict[str, type[nn.Module]] = {"unet": UNet, "dit": DiT, "mmdit": MMDiT, "mlp": MLP}
 
-__all__ = ["MODELS", "DiT", "MMDiT", "UNet", "build", "check_fields", "dit", "mmdit", "network", "unet"]
+__all__ = ["MLP", "MODELS", "DiT", "MMDiT", "UNet", "build", "check_fields", "dit", "mmdit", "network", "unet"]
 
 
 def build(name: str, **fields: Any) -> nn.Module:

@@ -35,6 +35,11 @@ def check_inputs(model: str, x: Array, channels: int, multiple: int, cond: Cond,
         raise ValueError(
             f"{model} needs height and width divisible by {multiple}, got {x.shape[1]}x{x.shape[2]}; pad or resize it"
         )
+    check_keys(model, cond, keys)
+
+
+def check_keys(model: str, cond: Cond, keys: tuple[str, ...]) -> None:
+    """Every condition given is one the network uses."""
     for key in cond or {}:
         if key not in keys:
             allowed = f"it takes {', '.join(keys)}" if keys else "it is unconditional"

@@ -1,0 +1,95 @@
+"""Every field of a config, with one comment each. Other configs change what they need and lock the result."""
+
+from ml_collections import ConfigDict
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    if arg:
+        raise ValueError(f"the default config takes no argument, got {arg!r}")
+    c = ConfigDict()
+    c.seed = 0  # of initialisation, noise and data order
+
+    c.data = ConfigDict()
+    c.data.source = "digits"  # digits, arrays, folder, array_records, tfds, mixture
+    c.data.options = ConfigDict()  # of that source, for example {"path": "photos"}, and transforms
+    c.data.batch_size = 128  # global, over all devices and processes
+    c.data.workers = 0  # threads that decode images; 0 = one per core
+
+    c.model = ConfigDict()
+    c.model.name = "unet"  # unet, dit, mmdit, mlp
+    c.model.fields = ConfigDict()  # of that model; num_classes and channels follow the data when left out
+    c.model.dtype = "float32"  # of network compute: float32 or bfloat16; parameters stay float32
+
+    c.denoiser = ConfigDict()
+    c.denoiser.kind = "edm"  # the network's convention: edm, ddpm, flow
+    c.denoiser.sigma_data = 0.5  # edm: standard deviation of the data
+    c.denoiser.prediction = "eps"  # ddpm: eps, v, x0
+    c.denoiser.schedule = "linear"  # ddpm: linear, sqrt_linear, cosine
+
+    c.method = ConfigDict()
+    c.method.name = "denoise"  # the training algorithm
+
+    c.noise = ConfigDict()
+    c.noise.levels = "lognormal"  # lognormal, logit_normal, uniform, cosine, discrete (the ddpm schedule)
+    c.noise.mean = -1.2  # of ln sigma, for lognormal and logit_normal
+    c.noise.std = 1.2
+    c.noise.shift = 1.0  # sigma -> shift * sigma for larger images
+    c.noise.weight = "edm"  # edm, min_snr, sigmoid, flow, eps, x0
+
+    c.cond = ConfigDict()
+    c.cond.drop = 0.0  # probability that a condition is replaced by its null value in training
+
+    c.optim = ConfigDict()
+    c.optim.name = "adam"  # adam, adamw, adafactor, lion, radam, sgd
+    c.optim.learning_rate = 1e-3
+    c.optim.options = ConfigDict()  # of that optimizer, for example {"b2": 0.99}
+    c.optim.clip = 0.0  # global gradient norm; 0 = off
+    c.optim.warmup_images = 0  # linear warm-up
+    c.optim.decay = "constant"  # constant, cosine, linear, sqrt, step
+    c.optim.decay_images = 0  # where cosine and linear end, sqrt begins, step drops
+    c.optim.accumulate = 1  # slices of the batch whose gradients are averaged
+
+    c.ema = ConfigDict()
+    c.ema.kind = "half_life"  # constant, half_life, power
+    c.ema.options = ConfigDict()  # decay; images, ramp; sigma_rel
+
+    c.train = ConfigDict()
+    c.train.steps = 1000  # optimizer steps in all
+    c.train.log_every = 50  # steps between log lines, and between looks for non-finite values
+    c.train.sample_every = 0  # steps between sample grids; 0 = at the end only
+    c.train.eval_every = 0  # steps between evaluations; 0 = none
+    c.train.save_every = 500  # steps between checkpoints; the end and every stop are saved too
+    c.train.on_nonfinite = "stop"  # stop at the first non-finite step, or skip it and count
+    c.train.init_from = ""  # workdir or exported file whose parameters this run starts from
+
+    c.checkpoint = ConfigDict()
+    c.checkpoint.keep = 3  # newest checkpoints kept, beside the best by the evaluation's distance
+
+    c.mesh = ConfigDict()
+    c.mesh.data = -1  # devices that split the batch; -1 = all that are left
+    c.mesh.fsdp = 1  # devices that split the batch and the parameters
+    c.mesh.tensor = 1  # devices that split attention heads and MLPs
+    c.mesh.min_size = 16384  # parameters below this many elements are not split over fsdp
+
+    c.sample = ConfigDict()
+    c.sample.solver = "heun"
+    c.sample.options = ConfigDict()  # of that solver
+    c.sample.steps = 18  # timestamps of the grid
+    c.sample.grid = "polynomial"  # polynomial, logsnr, uniform, flow, discrete (the ddpm schedule)
+    c.sample.rho = 7.0  # of the polynomial grid
+    c.sample.sigma_min = 0.002
+    c.sample.sigma_max = 80.0
+    c.sample.to_zero = True  # end with x0 = D(x, sigma_min)
+    c.sample.guidance = 1.0  # classifier-free guidance scale; 1 = off
+    c.sample.batch_size = 256  # images sampled at once
+    c.sample.count = 100  # images in a grid
+
+    c.eval = ConfigDict()
+    c.eval.net = "digits"  # feature network: digits, efficientnet_lite0, inception; "" = sliced Wasserstein on pixels
+    c.eval.weights = ""  # where that network's weights are; not needed for digits
+    c.eval.samples = 2000
+    c.eval.reference = 0  # reference images; 0 = the whole data set
+    c.eval.seed = 1
+
+    c.compile_cache = "~/.cache/jaxdiff"  # compiled programs are kept here between runs; "" = off
+    return c

@@ -1,0 +1,128 @@
+"""Denoising score matching: the training of every teacher.
+
+    sigma ~ levels,  eps ~ N(0, I),  x = x0 + sigma eps
+    loss = E weight(sigma) |D(x, sigma, cond) - x0|^2        (mean over pixels and examples)
+
+With some probability a condition is replaced by its null value, so that the network can be guided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from flax import struct
+from jax import Array
+
+from jaxdiff import denoisers
+from jaxdiff.denoisers import Cond, Denoiser
+from jaxdiff.methods import ema as ema_lib
+from jaxdiff.methods.method import Batch, Method, Metrics, accumulate, cond_of, data_of, update
+from jaxdiff.models import network
+from jaxdiff.noise.levels import Levels, Weight, edm_weight, lognormal
+
+
+@struct.dataclass
+class State:
+    """Everything that must survive a restart."""
+
+    step: Array
+    params: Any
+    ema: Any
+    opt_state: Any
+
+
+Sampler = Callable[[Denoiser, Array, Cond, Array | None], Array]  # (denoise, unit noise, cond, key) -> x0
+
+
+def denoise(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    sampler: Sampler,
+    *,
+    wrapper: Callable[..., Denoiser] = denoisers.edm,
+    levels: Levels | None = None,
+    weight: Weight | None = None,
+    decay: ema_lib.Decay | None = None,
+    null: Cond = None,
+    drop: float = 0.0,
+    parts: int = 1,
+) -> Method:
+    """Train `wrapper(network)` to denoise. The defaults are EDM's levels and weight and no averaging (decay 0).
+
+    `null` holds what stands for "no condition", e.g. {"label": num_classes}; each of its keys is dropped
+    independently with probability `drop`. `parts` accumulates gradients over slices of the batch.
+    """
+    levels, weight = levels or lognormal(), weight or edm_weight()
+    decay = decay or ema_lib.constant(0.0)
+    if drop and not null:
+        raise ValueError(f"drop={drop} needs null values to drop to, for example null={{'label': num_classes}}")
+    if not 0 <= drop < 1:
+        raise ValueError(f"drop is a probability in [0, 1), got {drop}")
+
+    def init(key: Array, batch: Batch) -> State:
+        x0 = data_of(batch)
+        params = model.init(key, x0, jnp.ones(x0.shape[0]), cond_of(batch))["params"]
+        return State(jnp.int32(0), params, jax.tree.map(jnp.copy, params), optimizer.init(params))
+
+    def loss(params: Any, examples: dict[str, Any], dropout: Array) -> tuple[Array, Metrics]:
+        apply = wrapper(network(model, params, dropout))
+        x0, sigma = examples["x0"], examples["sigma"]
+        x = x0 + denoisers.per_example(sigma, x0) * examples["eps"]
+        error = jnp.square(apply(x, sigma, examples.get("cond")) - x0).reshape(x0.shape[0], -1).mean(1)
+        value = (weight(sigma) * error).mean()
+        return value, {"loss": value, "error": error.mean()}
+
+    def step(state: State, batch: Batch, key: Array) -> tuple[State, Metrics]:
+        keys = dict(zip(("sigma", "eps", "drop", "dropout"), jax.random.split(key, 4), strict=True))
+        x0, cond = data_of(batch), cond_of(batch)
+        examples = {
+            "x0": x0,
+            "sigma": levels(keys["sigma"], x0.shape[0]),
+            "eps": jax.random.normal(keys["eps"], x0.shape, x0.dtype),
+        }
+        if cond is not None:
+            examples["cond"] = drop_conditions(keys["drop"], cond, null or {}, drop)
+
+        def gradient(params: Any, examples: Any) -> tuple[Metrics, Any]:
+            (_, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(params, examples, keys["dropout"])
+            return metrics, gradients
+
+        metrics, gradients = accumulate(gradient, state.params, examples, parts)
+        params, opt_state = update(optimizer, gradients, state.opt_state, state.params)
+        done = state.step + 1
+        rate = decay(done, x0.shape[0])
+        metrics = {**metrics, "grad_norm": optax.global_norm(gradients), "ema_decay": jnp.asarray(rate)}
+        return State(done, params, ema_lib.average(rate, state.ema, params), opt_state), metrics
+
+    def denoiser(state: State) -> Denoiser:
+        return wrapper(network(model, state.ema))
+
+    def sample(state: State, noise: Array, cond: Cond = None, key: Array | None = None) -> Array:
+        return sampler(denoiser(state), noise, cond, key)
+
+    def export(state: State) -> State:
+        return State(state.step, None, state.ema, None)
+
+    return Method(init, step, sample, denoiser, export)
+
+
+def drop_conditions(key: Array, cond: dict[str, Any], null: Any, probability: float) -> dict[str, Any]:
+    """Each key of `null` replaced by its null value, per example and independently, with the given probability."""
+    if not probability:
+        return dict(cond)
+    out = dict(cond)
+    for i, name in enumerate(sorted(set(null) & set(cond))):
+        examples = jnp.shape(jax.tree.leaves(cond[name])[0])[:1]
+        gone = jax.random.bernoulli(jax.random.fold_in(key, i), probability, examples)
+
+        def swap(value: Any, empty: Any, gone: Array = gone) -> Array:
+            value = jnp.asarray(value)
+            return jnp.where(gone.reshape(-1, *(1 for _ in value.shape[1:])), jnp.asarray(empty, value.dtype), value)
+
+        out[name] = jax.tree.map(swap, cond[name], null[name])
+    return out

@@ -1,0 +1,72 @@
+"""What every training algorithm is: a tuple of pure functions, like an optax transformation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from jaxdiff.denoisers import COND_KEYS, Denoiser
+
+Batch = Mapping[str, Any]
+Metrics = dict[str, Array]
+
+
+class Method(NamedTuple):
+    """init(key, batch) -> state; step(state, batch, key) -> (state, metrics); sample(state, noise, cond, key) -> x0.
+
+    `denoiser(state)` is the network as a denoiser; `export(state)` keeps of the state only what sampling needs, and
+    sampling works on the result. A state is one pytree: everything that must survive a restart.
+    """
+
+    init: Callable[[Array, Batch], Any]
+    step: Callable[[Any, Batch, Array], tuple[Any, Metrics]]
+    sample: Callable[..., Array]
+    denoiser: Callable[[Any], Denoiser]
+    export: Callable[[Any], Any]
+
+
+def data_of(batch: Batch) -> Array:
+    """The clean examples of a batch: `image`, or `latent` when there is one."""
+    return jnp.asarray(batch["latent"] if "latent" in batch else batch["image"])
+
+
+def cond_of(batch: Batch) -> dict[str, Any] | None:
+    """The condition of a batch: those of its entries that a denoiser takes."""
+    return {key: batch[key] for key in COND_KEYS if key in batch} or None
+
+
+def accumulate(
+    gradient: Callable[[Any, Any], tuple[Any, Any]], params: Any, examples: Any, parts: int
+) -> tuple[Any, Any]:
+    """Means of `gradient(params, examples) -> (aux, gradients)` over `parts` slices of the batch.
+
+    Slice i holds examples i, i + parts, ...: each device keeps its own. On CPU the loop is unrolled, because
+    XLA is slow at convolution gradients inside a loop there.
+    """
+    if parts == 1:
+        return gradient(params, examples)
+    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(examples)}
+    if any(size % parts for size in sizes):
+        raise ValueError(f"a batch of {max(sizes)} cannot be accumulated in {parts} equal parts; change one of them")
+    slices = jax.tree.map(lambda a: a.reshape(-1, parts, *a.shape[1:]).swapaxes(0, 1), examples)
+
+    def add(total: Any, part: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradient(params, part)), None
+
+    shapes = jax.eval_shape(lambda: gradient(params, jax.tree.map(lambda a: a[0], slices)))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    unroll = parts if jax.default_backend() == "cpu" else 1
+    total, _ = jax.lax.scan(add, zeros, slices, unroll=unroll)
+    return jax.tree.map(lambda a: a / parts, total)
+
+
+def update(optimizer: optax.GradientTransformation, gradients: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
+    """One optimizer step: (params, opt_state). optax counts on implicit dtype promotion."""
+    with jax.numpy_dtype_promotion("standard"):
+        updates, opt_state = optimizer.update(gradients, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state

@@ -1,0 +1,109 @@
+"""How training draws noise levels, and how it weighs the error at each.
+
+A level is sigma in x = x0 + sigma eps; a weight multiplies |D - x0|^2. Every published schedule is a law of sigma:
+
+    lognormal     ln sigma ~ N(mean, std^2)                        EDM: (-1.2, 1.2)
+    logit_normal  logit t ~ N(mean, std^2), t = sigma/(1+sigma)    SD3; the same law, since logit t = ln sigma
+    uniform       t ~ U(0, 1), sigma = t/(1-t)                     rectified flow
+    cosine        t ~ U(0, 1), sigma = tan(pi t / 2)               improved DDPM
+    discrete      uniform over a table of levels                   DDPM
+    shift r       sigma -> r sigma                                 a resolution r times larger
+
+and every published weight a function of it, with SNR = 1/sigma^2:
+
+    edm (sigma^2 + s^2)/(sigma s)^2     eps 1/sigma^2     x0 1     flow (1 + 1/sigma)^2, the error of eps - x0
+    min_snr min(SNR, gamma)             sigmoid SNR sigmoid(bias + 2 ln sigma)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxdiff.errors import pick
+
+Levels = Callable[[Array, int], Float[Array, " n"]]  # (key, n) -> n noise levels
+Weight = Callable[[Array], Array]
+
+
+def lognormal(mean: float = -1.2, std: float = 1.2) -> Levels:
+    return lambda key, n: jnp.exp(mean + std * jax.random.normal(key, (n,)))
+
+
+def uniform(sigma_min: float = 1e-3, sigma_max: float = 1e3) -> Levels:
+    return _by_time(lambda t: t / (1 - t), lambda s: s / (1 + s), sigma_min, sigma_max)
+
+
+def cosine(sigma_min: float = 1e-3, sigma_max: float = 1e3) -> Levels:
+    return _by_time(lambda t: jnp.tan(jnp.pi / 2 * t), lambda s: 2 / np.pi * np.arctan(s), sigma_min, sigma_max)
+
+
+def discrete(table: Any) -> Levels:
+    """Uniform over the levels of a table, `denoisers.sigma_table(abar)` for a DDPM."""
+    levels = np.asarray(table, np.float32)
+    if levels.ndim != 1 or not len(levels) or (levels <= 0).any():
+        raise ValueError(f"discrete levels need a 1-D table of positive sigmas, got shape {levels.shape}")
+    return lambda key, n: jnp.asarray(levels)[jax.random.randint(key, (n,), 0, len(levels))]
+
+
+def shifted(levels: Levels, ratio: float) -> Levels:
+    """The same levels for images `ratio` times larger: sigma -> ratio sigma."""
+    if ratio <= 0:
+        raise ValueError(f"a resolution ratio must be positive, got {ratio}")
+    return lambda key, n: ratio * levels(key, n)
+
+
+def _by_time(sigma: Callable, time: Callable, sigma_min: float, sigma_max: float) -> Levels:
+    if not 0 < sigma_min < sigma_max:
+        raise ValueError(f"levels need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
+    low, high = float(time(sigma_min)), float(time(sigma_max))
+    return lambda key, n: sigma(jax.random.uniform(key, (n,), minval=low, maxval=high))
+
+
+LEVELS: dict[str, Callable[..., Levels]] = {
+    "lognormal": lognormal,
+    "logit_normal": lognormal,
+    "uniform": uniform,
+    "cosine": cosine,
+    "discrete": discrete,
+}
+
+
+def edm_weight(sigma_data: float = 0.5) -> Weight:
+    return lambda sigma: (sigma**2 + sigma_data**2) / (sigma * sigma_data) ** 2
+
+
+def min_snr_weight(gamma: float = 5.0) -> Weight:
+    """Min-SNR for an eps network (Hang et al. 2023), written on the x0 error."""
+    return lambda sigma: jnp.minimum(1 / sigma**2, gamma)
+
+
+def sigmoid_weight(bias: float = 2.0) -> Weight:
+    """sigmoid(bias - logSNR) on the eps error (Kingma & Gao 2023), written on the x0 error."""
+    return lambda sigma: jax.nn.sigmoid(bias + 2 * jnp.log(sigma)) / sigma**2
+
+
+WEIGHTS: dict[str, Callable[..., Weight]] = {
+    "edm": edm_weight,
+    "min_snr": min_snr_weight,
+    "sigmoid": sigmoid_weight,
+    "flow": lambda: lambda sigma: (1 + 1 / sigma) ** 2,
+    "eps": lambda: lambda sigma: 1 / sigma**2,
+    "x0": lambda: jnp.ones_like,
+}
+
+
+def make_levels(name: str, shift: float = 1.0, **options: Any) -> Levels:
+    """Levels by their name in LEVELS, shifted for the resolution."""
+    levels = pick(LEVELS, name, "noise levels")(**options)
+    return levels if shift == 1.0 else shifted(levels, shift)
+
+
+def make_weight(name: str, **options: Any) -> Weight:
+    """A loss weight by its name in WEIGHTS."""
+    return pick(WEIGHTS, name, "loss weight")(**options)

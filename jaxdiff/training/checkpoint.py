@@ -1,0 +1,107 @@
+"""Checkpoints of a training state: written in the background, complete or absent, restored onto any devices.
+
+The only file that knows Orbax. A restore is always into shapes and shardings the current run declares, never into
+those of the run that saved; so a checkpoint of 8 devices restores on 2 or 1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
+
+from jaxdiff.training.sharding import path_name
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written or read, with what is safe and what to do."""
+
+
+class Checkpoints:
+    """The checkpoints of one run: the newest `keep` and the best by `metric` (smaller is better)."""
+
+    def __init__(self, directory: Path, keep: int = 3, metric: str = "") -> None:
+        self.directory = Path(directory).absolute()
+        rules: list[Any] = [policies.LatestN(keep)]
+        if metric:
+            best = policies.BestN(
+                get_metric_fn=lambda m: m[metric], reverse=True, n=1, keep_checkpoints_without_metrics=False
+            )
+            rules.append(best)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy(rules), cleanup_tmp_directories=True
+        )
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    def latest(self) -> int | None:
+        """The newest complete checkpoint's step, or None."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: Any, metrics: dict[str, float] | None = None, wait: bool = False) -> None:
+        """Start writing a checkpoint; the one before must have been written whole."""
+        try:
+            self._manager.save(step, args=ocp.args.StandardSave(state), metrics=metrics, force=True)
+            if wait:
+                self._manager.wait_until_finished()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise CheckpointError(self._write_failure(step, error)) from error
+
+    def _write_failure(self, step: int, error: BaseException) -> str:
+        safe = [s for s in self._manager.all_steps(read=True) if s != step]
+        kept = f"the checkpoint of step {max(safe)} is complete" if safe else "there is no complete checkpoint yet"
+        return (
+            f"could not write the checkpoint of step {step} to {self.directory}: {error}. {kept}; "
+            "free some space (or lower checkpoint.keep) and run the same command again to go on from there"
+        )
+
+    def restore(self, step: int, declared: Any) -> Any:
+        """The state of that step, in the declared shapes, dtypes and shardings."""
+        self._compare(step, declared)
+        try:
+            return self._manager.restore(step, args=ocp.args.StandardRestore(declared))
+        except Exception as error:
+            raise CheckpointError(self._read_failure(step, error)) from error
+
+    def _read_failure(self, step: int, error: BaseException) -> str:
+        others = sorted(s for s in self._manager.all_steps(read=True) if s < step)
+        hint = f"to go on from step {others[-1]}" if others else "to start afresh"
+        return (
+            f"the checkpoint {self.directory / str(step)} cannot be read ({type(error).__name__}: {str(error)[:300]}); "
+            f"it is damaged or incomplete. Move that folder away {hint}, nothing has been changed"
+        )
+
+    def _compare(self, step: int, declared: Any) -> None:
+        """Names and shapes in the checkpoint against those declared, before anything is read."""
+        try:
+            metadata = self._manager.item_metadata(step)
+            saved = {path_name(p): tuple(leaf.shape) for p, leaf in _leaves(getattr(metadata, "tree", metadata))}
+        except Exception as error:
+            raise CheckpointError(self._read_failure(step, error)) from error
+        wanted = {path_name(p): tuple(leaf.shape) for p, leaf in _leaves(declared)}
+        both = [name for name in wanted if name in saved]
+        wrong = [f"{n} is {saved[n]}, expected {wanted[n]}" for n in both if saved[n] != wanted[n]]
+        wrong += [f"{name} is missing" for name in wanted if name not in saved]
+        wrong += [f"{name} is not in this model" for name in saved if name not in wanted]
+        if wrong:
+            shown = "; ".join(wrong[:5]) + ("; ..." if len(wrong) > 5 else "")
+            raise CheckpointError(
+                f"the checkpoint {self.directory / str(step)} belongs to another model or method: {len(wrong)} misfits "
+                f"({shown}). Use the config it was made with, or another workdir"
+            )
+
+    def wait(self) -> None:
+        """Block until the checkpoint in progress is on disk."""
+        try:
+            self._manager.wait_until_finished()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise CheckpointError(self._write_failure(-1, error)) from error
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+    return [(p, leaf) for p, leaf in jax.tree_util.tree_leaves_with_path(tree) if hasattr(leaf, "shape")]

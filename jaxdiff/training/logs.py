@@ -1,0 +1,103 @@
+"""What a run tells: readable lines, metrics.jsonl, TensorBoard, picture grids; a progress bar only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+
+class Logger:
+    """The main process writes; the others stay silent."""
+
+    def __init__(self, workdir: Path, total: int = 0, start: int = 0, quiet: bool = False) -> None:
+        self.active = jax.process_index() == 0
+        self.workdir, self.quiet = Path(workdir), quiet
+        self._bar: Any = None
+        if not self.active:
+            return
+        from tensorboardX import SummaryWriter
+
+        self._board = SummaryWriter(str(self.workdir / "tensorboard"))
+        self._file = open(self.workdir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        if total and sys.stderr.isatty() and not quiet:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, initial=start, unit="step", dynamic_ncols=True)
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if not self.active or self.quiet:
+            return
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stdout)
+        else:
+            print(text, flush=True)
+
+    def progress(self, step: int) -> None:
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def scalars(self, step: int, values: dict[str, float], show: bool = True) -> None:
+        """Metrics of one step, to all three places."""
+        if not self.active:
+            return
+        self.event({"step": step, **values})
+        for name, value in values.items():
+            if isinstance(value, (int, float)):
+                self._board.add_scalar(name, value, step)
+        if show:
+            shown = (f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, (int, float)))
+            self.say(f"step {step}: " + ", ".join(shown))
+
+    def event(self, record: dict[str, Any]) -> None:
+        """One line of metrics.jsonl."""
+        if self.active:
+            self._file.write(json.dumps({"time": round(time.time(), 3), **record}, default=str) + "\n")
+            self._file.flush()
+
+    def images(self, step: int, images: Any, name: str = "samples") -> Path | None:
+        """A grid as samples/{name}_{step}.png and in TensorBoard."""
+        if not self.active:
+            return None
+        picture = image_grid(images)
+        path = self.workdir / "samples" / f"{name}_{step:08d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_png(path, picture)
+        self._board.add_image(name, picture, step, dataformats="HWC")
+        return path
+
+    def close(self) -> None:
+        if self.active:
+            if self._bar is not None:
+                self._bar.close()
+            self._board.close()
+            self._file.close()
+
+
+def image_grid(images: Any, columns: int | None = None, gap: int = 1, scale: int | None = None) -> np.ndarray:
+    """Images [n h w c] in [-1, 1] as one uint8 RGB picture; small ones are enlarged by repeating pixels."""
+    from jaxdiff.evaluation.report import to_uint8
+
+    pixels = to_uint8(np.asarray(images, np.float32))
+    n, h, w, c = pixels.shape
+    pixels = pixels.repeat(3, -1) if c == 1 else pixels[..., :3]
+    columns = columns or int(np.ceil(np.sqrt(n)))
+    rows = -(-n // columns)
+    canvas = np.full((rows * (h + gap) + gap, columns * (w + gap) + gap, 3), 255, np.uint8)
+    for i, image in enumerate(pixels):
+        top, left = gap + i // columns * (h + gap), gap + i % columns * (w + gap)
+        canvas[top : top + h, left : left + w] = image
+    scale = scale or max(1, 32 // h)
+    return canvas.repeat(scale, 0).repeat(scale, 1)
+
+
+def save_png(path: Path, picture: np.ndarray) -> None:
+    from PIL import Image
+
+    Image.fromarray(picture).save(path)

@@ -1,0 +1,111 @@
+"""Where arrays live: a (data, fsdp, tensor) mesh, and rules from parameter paths to axes of it.
+
+A batch is split over data and fsdp. A parameter is split over tensor where a rule names one of its axes (attention
+heads, MLP width), and over fsdp along its largest remaining axis that divides; the rest is replicated. Optimizer
+moments and averages end in the same path as their parameter, so the same rules place them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXES = ("data", "fsdp", "tensor")
+BATCH = PartitionSpec(("data", "fsdp"))
+
+# (path pattern, axis counted from the end): the axis that is split over `tensor`
+TENSOR_RULES = (
+    (r"qkv/kernel$", -2),
+    (r"qkv/bias$", -2),
+    (r"(attention|[a-z]+_out|block)/?(out)?/kernel$", -3),
+    (r"mlp/in/(kernel|bias)$", -1),
+    (r"mlp/out/kernel$", -2),
+)
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Any = None) -> Mesh:
+    """A mesh over all devices; one size may be -1 and takes what the others leave."""
+    devices = jax.devices() if devices is None else devices
+    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+    free = [name for name, size in sizes.items() if size == -1]
+    known = math.prod(size for size in sizes.values() if size != -1)
+    bad = len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values())
+    if bad or (len(devices) % known if free else known != len(devices)):
+        raise ValueError(
+            f"a mesh of {sizes} does not fit {len(devices)} devices: the product must be {len(devices)}, "
+            "and at most one size may be -1 (all that is left)"
+        )
+    if free:
+        sizes[free[0]] = len(devices) // known
+    return Mesh(np.asarray(devices).reshape(tuple(sizes.values())), AXES)
+
+
+def check_batch(batch_size: int, mesh: Mesh, parts: int = 1) -> None:
+    """The global batch divides over the devices that split it, in every accumulation slice."""
+    ways = mesh.shape["data"] * mesh.shape["fsdp"] * parts
+    if batch_size % ways or batch_size < ways:
+        nearest = max(ways, round(batch_size / ways) * ways)
+        raise ValueError(
+            f"a global batch of {batch_size} does not divide over {mesh.shape['data']} x {mesh.shape['fsdp']} "
+            f"(data x fsdp) devices in {parts} part(s); the nearest batch that does is {nearest}"
+        )
+
+
+def path_name(path: Any) -> str:
+    """A pytree path as a/b/c."""
+    return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+
+
+def spec_of(name: str, shape: tuple[int, ...], mesh: Mesh, min_size: int = 2**14) -> PartitionSpec:
+    """The axes of one array; arrays below `min_size` elements are not split over fsdp."""
+    axes: list[str | None] = [None] * len(shape)
+    tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
+    for pattern, axis in TENSOR_RULES:
+        if tensor > 1 and re.search(pattern, name) and len(shape) >= -axis:
+            if shape[axis] % tensor:
+                raise ValueError(
+                    f"{name} has {shape[axis]} heads or units along the tensor axis, which {tensor} devices "
+                    f"do not divide; choose mesh.tensor among the divisors of {shape[axis]}"
+                )
+            axes[axis] = "tensor"
+            break
+    if fsdp > 1 and math.prod(shape) >= min_size:
+        free = [i for i, axis in enumerate(axes) if axis is None and shape[i] % fsdp == 0]
+        if free:
+            axes[max(free, key=lambda i: (shape[i], i))] = "fsdp"
+    return PartitionSpec(*axes)
+
+
+def state_shardings(abstract: Any, mesh: Mesh, min_size: int = 2**14) -> Any:
+    """The sharding of every array of a state, by its path."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: NamedSharding(mesh, spec_of(path_name(path), leaf.shape, mesh, min_size)), abstract
+    )
+
+
+def with_shardings(abstract: Any, shardings: Any) -> Any:
+    """Shapes that also say where the arrays live."""
+    return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), abstract, shardings)
+
+
+def global_batch(batch: Mapping[str, Any], mesh: Mesh) -> Any:
+    """The global arrays of which each process holds its slice of the examples."""
+    sharding = NamedSharding(mesh, BATCH)
+    return jax.tree.map(lambda local: jax.make_array_from_process_local_data(sharding, local), dict(batch))
+
+
+def bytes_per_device(tree: Any) -> int:
+    """Bytes of a (possibly abstract) sharded tree on one device."""
+
+    def size(leaf: Array) -> int:
+        shape = leaf.sharding.shard_shape(leaf.shape) if getattr(leaf, "sharding", None) is not None else leaf.shape
+        return math.prod(shape) * (leaf.dtype.itemsize if hasattr(leaf.dtype, "itemsize") else 4)
+
+    return sum(size(leaf) for leaf in jax.tree.leaves(tree))

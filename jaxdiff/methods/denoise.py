@@ -80,7 +80,7 @@ def denoise(
     def step(state: State, batch: Batch, key: Array) -> tuple[State, Metrics]:
         keys = dict(zip(("sigma", "eps", "drop", "dropout"), jax.random.split(key, 4), strict=True))
         x0, cond = data_of(batch), cond_of(batch)
-        examples = {
+        examples: dict[str, Any] = {
             "x0": x0,
             "sigma": levels(keys["sigma"], x0.shape[0]),
             "eps": jax.random.normal(keys["eps"], x0.shape, x0.dtype),

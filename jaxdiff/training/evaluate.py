@@ -1,0 +1,131 @@
+"""Sampling from a trained state and measuring what comes out.
+
+Image i depends on (seed, i) only: its noise, its label and its solver noise come from keys folded with i, so neither
+the batch size nor the number of devices changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdiff import evaluation
+from jaxdiff.evaluation import Protocol
+from jaxdiff.training.build import Job
+from jaxdiff.training.sharding import BATCH
+
+
+def conditions(job: Job, seed: int, index: Any, labels: str | int = "random") -> dict[str, Any] | None:
+    """The labels of images `index`: uniform draws, the classes in turn ("cycle"), or one class (an int)."""
+    classes = job.dataset.num_classes
+    if not job.null:
+        return None
+    if labels == "cycle":
+        return {"label": index % classes}
+    if labels == "random":
+        draw = lambda i: jax.random.randint(_key(seed, i, 1), (), 0, classes)  # noqa: E731
+        return {"label": jax.vmap(draw)(index)}
+    if not 0 <= int(labels) <= classes:
+        raise ValueError(f"a label must be in 0..{classes - 1} (or {classes} for none), got {labels}")
+    return {"label": jnp.full(index.shape, int(labels), jnp.int32)}
+
+
+def _key(seed: int, index: Any, purpose: int) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), index), purpose)
+
+
+def sampler(job: Job, labels: str | int = "random") -> Callable[..., tuple[Any, Any]]:
+    """A jitted `(state, seed, index [b]) -> (images [b ...], labels or None)`, sharded over the mesh."""
+
+    def run(state: Any, seed: Any, index: Any) -> tuple[Any, Any]:
+        shape = job.dataset.image_shape
+        unit = jax.vmap(lambda i: jax.random.normal(_key(seed, i, 0), shape))(index)
+        cond = conditions(job, seed, index, labels)
+        keys = jax.vmap(lambda i: _key(seed, i, 2))(index) if job.solver.stochastic else None
+        return job.method.sample(state, unit, cond, keys), None if cond is None else cond["label"]
+
+    everywhere = NamedSharding(job.mesh, PartitionSpec())
+    return jax.jit(run, in_shardings=(None, None, NamedSharding(job.mesh, BATCH)), out_shardings=everywhere)
+
+
+def sample(
+    job: Job,
+    state: Any,
+    count: int,
+    seed: int,
+    labels: str | int = "random",
+    stop: Callable[[], bool] = lambda: False,
+    run: Callable[..., Any] | None = None,
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Batches of images and labels until `count`; the last is filled up and cut, so one program serves all."""
+    ways = job.mesh.shape["data"] * job.mesh.shape["fsdp"]
+    size = -(-min(job.config.sample.batch_size, max(count, 1)) // ways) * ways
+    run = run or sampler(job, labels)
+    for start in range(0, count, size):
+        if stop():
+            return
+        images, drawn = run(state, seed, jnp.arange(start, start + size))
+        kept = min(size, count - start)
+        yield np.asarray(images)[:kept], None if drawn is None else np.asarray(drawn)[:kept]
+
+
+def reference_features(job: Job, net: Any) -> Any:
+    """Features of the data set's own images, in order, unshuffled."""
+    total = job.config.eval.reference or job.dataset.size
+    batches = (job.dataset.take(i, min(i + 256, total))["image"] for i in range(0, total, 256))
+    return evaluation.extract(net, batches, batch_size=256, keep=True)
+
+
+def protocol(job: Job, net: Any, samples: int, reference: int, seed: int) -> Protocol:
+    """What another person needs to measure the same number."""
+    c = job.config.sample
+    return Protocol(
+        feature_net=net.name,
+        feature_sha256=net.sha256,
+        resize=net.resize,
+        samples=samples,
+        uint8=True,
+        reference=job.dataset.name,
+        reference_sha256=job.dataset.fingerprint,
+        reference_samples=reference,
+        solver=c.solver,
+        steps=c.steps,
+        nfe=job.nfe,
+        guidance=c.guidance,
+        seed=seed,
+        ema=job.config.ema.kind,
+    )
+
+
+def evaluate(
+    job: Job, state: Any, *, stop: Callable[[], bool] = lambda: False, samples: Any = None
+) -> dict[str, Any] | None:
+    """Distances between fresh samples and the data, with their protocol; None when stopped on the way.
+
+    `samples` (images, labels) replaces the fresh ones, for example the data themselves as a check.
+    """
+    c = job.config.eval
+    if samples is None:
+        parts = list(sample(job, state, c.samples, c.seed, stop=stop))
+        if sum(len(images) for images, _ in parts) < c.samples:
+            return None
+        samples = tuple(None if p[0] is None else np.concatenate(p) for p in zip(*parts, strict=True))
+    images, labels = samples
+    if not c.net:
+        real = job.dataset.take(0, min(len(images), job.dataset.size))["image"]
+        flat = [a.reshape(len(a), -1).astype(np.float64) for a in (images, real)]
+        return {"sliced_wasserstein": evaluation.sliced_wasserstein(flat[0], flat[1])}
+    net = evaluation.feature_net(c.net, c.weights or None)
+    real = reference_features(job, net)
+    chunks = [evaluation.to_uint8(images[i : i + 256]) for i in range(0, len(images), 256)]
+    fake = evaluation.extract(net, chunks, batch_size=256, keep=True)
+    how = protocol(job, net, len(images), len(real.features), c.seed)
+    record = evaluation.evaluate_features(fake.features, real.features, how, probabilities=fake.probabilities)
+    if labels is not None and fake.probabilities is not None and fake.probabilities.shape[1] == job.dataset.num_classes:
+        record["accuracy"] = float((fake.probabilities.argmax(1) == labels).mean())
+    return record

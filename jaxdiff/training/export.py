@@ -1,0 +1,71 @@
+"""What sampling needs, in two plain files: config.json and export.safetensors. No mesh, no Orbax."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxdiff.training.sharding import path_name
+from jaxdiff.weights import files
+
+
+def write_config(workdir: Path, config: ConfigDict) -> None:
+    """config.json, whole or not at all."""
+    path = Path(workdir) / "config.json"
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(config.to_dict(), indent=2, sort_keys=True, default=list) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def read_config(workdir: Path) -> ConfigDict:
+    """The config a run was made with."""
+    path = Path(workdir) / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no run at {Path(workdir).absolute()}: there is no config.json. "
+            "Make one with: jaxdiff train --config=configs/digits.py --workdir=" + str(workdir)
+        )
+    config = ConfigDict(_tuples(json.loads(path.read_text(encoding="utf-8"))))
+    config.lock()
+    return config
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(entry) for key, entry in value.items()}
+    return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value
+
+
+def write(workdir: Path, exported: Any) -> Path:
+    """The exported state's arrays under their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(exported)
+    path = Path(workdir) / "export.safetensors"
+    files.write(path, {path_name(p): np.asarray(leaf) for p, leaf in leaves})
+    return path
+
+
+def read(path: Path, abstract: Any) -> Any:
+    """The exported state in the declared structure; every missing or mis-shaped array is an error."""
+    path = Path(path)
+    path = path / "export.safetensors" if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no exported weights at {path.absolute()}: finish the run, or stop it, to have them written"
+        )
+    arrays = files.read(path)
+    wanted = {path_name(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(abstract)}
+    wrong = [f"{name} is missing" for name in wanted if name not in arrays]
+    wrong += [
+        f"{name} is {arrays[name].shape}, expected {leaf.shape}"
+        for name, leaf in wanted.items()
+        if name in arrays and arrays[name].shape != leaf.shape
+    ]
+    wrong += [f"{name} is unexpected" for name in arrays if name not in wanted]
+    if wrong:
+        raise ValueError(f"{path} belongs to another model: {len(wrong)} misfits ({'; '.join(wrong[:5])})")
+    return jax.tree_util.tree_map_with_path(lambda p, leaf: jax.numpy.asarray(arrays[path_name(p)]), abstract)

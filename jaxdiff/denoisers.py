@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxdiff.errors import check_sigma, nearest, pick
+from jaxdiff.errors import check_sigma, concrete, nearest, pick
 
 COND_KEYS = ("label", "text", "text_mask", "pooled", "control")
 Cond = Mapping[str, Any] | None
@@ -53,6 +53,13 @@ def check_cond(cond: Cond) -> None:
             )
 
 
+def at_least_float32(x: Any) -> Array:
+    """x as a floating array of 32 bits or more; half precision is for networks only."""
+    x = jnp.asarray(x)
+    wide = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 4
+    return x if wide else x.astype(jnp.float32)
+
+
 def per_example(value: Any, x: Array) -> Array:
     """A scalar, or one value per example, shaped to multiply x [b ...]; in x's dtype."""
     value = jnp.asarray(value, x.dtype)
@@ -77,8 +84,7 @@ def _denoiser(formula: Callable[[Array, Array, Cond], Array]) -> Denoiser:
     def denoise(x: Array, sigma: Sigma, cond: Cond = None) -> Array:
         check_sigma(sigma)
         check_cond(cond)
-        x = jnp.asarray(x)
-        x = x.astype(np.promote_types(x.dtype, np.float32))  # half precision is for networks only
+        x = at_least_float32(x)
         return formula(x, per_example(sigma, x), cond)
 
     return denoise
@@ -204,12 +210,19 @@ def gaussian_mixture(means: Any, stds: Any, weights: Any = None) -> Denoiser:
         logits = jnp.asarray(np.log(weights / weights.sum()), x.dtype)
         logits -= 0.5 * ((x_k - m) ** 2 / var + jnp.log(var)).sum(axes)
         if cond is not None and "label" in cond:
+            _check_label(cond["label"], k)
             label = jnp.asarray(cond["label"])[..., None]
             logits = jnp.where((label == k) | (label == jnp.arange(k)), logits, -jnp.inf)
         share = jax.nn.softmax(logits).reshape(*logits.shape, *(1 for _ in event))
         return (share * (m + (x_k - m) * s2 / var)).sum(-1 - len(event))
 
     return _denoiser(formula)
+
+
+def _check_label(label: Any, k: int) -> None:
+    seen = concrete(label)
+    if seen is not None and ((seen < 0) | (seen > k)).any():
+        raise ValueError(f"labels of a mixture of {k} are 0..{k - 1}, or {k} for all of it; got {seen}")
 
 
 # ---------------------------------------------------------------------------------------------- transforms
@@ -227,8 +240,9 @@ def guided(
 
     `null` holds the values that stand for "no condition", one example's worth or a batch, for example
     {"label": 1000}; keys it does not name keep their value. Without `null` the second evaluation is
-    `denoise(x, sigma, None)`, a call of its own. `interval` = (low, high) guides only low < sigma <= high
-    (Kynkaanniemi et al. 2024) and saves the null evaluation elsewhere when sigma is a scalar.
+    `denoise(x, sigma, None)`, a call of its own. Called without cond there is nothing to guide: D(x, sigma, None).
+    `interval` = (low, high) guides only low < sigma <= high (Kynkaanniemi et al. 2024) and saves the null evaluation
+    elsewhere when sigma is a scalar.
     `weak` is a second, worse denoiser to be guided away from under the same cond (autoguidance, Karras et al. 2024).
     """
     if null is not None and weak is not None:
@@ -279,18 +293,29 @@ def _stack_null(cond: Mapping[str, Any], null: Mapping[str, Any], batch: int) ->
 
 def score(denoise: Denoiser) -> Denoiser:
     """The score of the noisy density, (D - x) / sigma^2 (Tweedie)."""
-    return lambda x, sigma, cond=None: (denoise(x, sigma, cond) - x) / per_example(sigma, x) ** 2
+
+    def transformed(x: Array, sigma: Sigma, cond: Cond = None) -> Array:
+        x = at_least_float32(x)
+        return (denoise(x, sigma, cond) - x) / per_example(sigma, x) ** 2
+
+    return transformed
 
 
 def noise_prediction(denoise: Denoiser) -> Denoiser:
     """The predicted eps, (x - D) / sigma, which is also the slope dx/dsigma of the probability-flow ODE."""
-    return lambda x, sigma, cond=None: (x - denoise(x, sigma, cond)) / per_example(sigma, x)
+
+    def transformed(x: Array, sigma: Sigma, cond: Cond = None) -> Array:
+        x = at_least_float32(x)
+        return (x - denoise(x, sigma, cond)) / per_example(sigma, x)
+
+    return transformed
 
 
 def velocity(denoise: Denoiser) -> Denoiser:
     """The rectified-flow velocity eps - x0 = (x - D) / sigma - D; the inverse of `flow`."""
 
     def transformed(x: Array, sigma: Sigma, cond: Cond = None) -> Array:
+        x = at_least_float32(x)
         x0 = denoise(x, sigma, cond)
         return (x - x0) / per_example(sigma, x) - x0
 

@@ -209,6 +209,12 @@ def test_half_precision_networks_keep_the_denoiser_in_float32():
     assert denoise(jnp.ones((2, 3), jnp.bfloat16), 0.5).dtype == jnp.float32
 
 
+def test_integers_are_taken_as_float32():
+    x, exact_one = jnp.ones((2, 3), int), dn.gaussian(0.0, 1.0)
+    for function in (exact_one, dn.score(exact_one), dn.noise_prediction(exact_one), dn.velocity(exact_one)):
+        assert function(x, 1.0).dtype == jnp.float32
+
+
 # ------------------------------------------------------------------------------------------------ bad input
 
 IDENTITY = dn.gaussian(0.0, 1.0)
@@ -231,6 +237,7 @@ NETWORK = lambda x, noise_label, cond: x  # noqa: E731
         (lambda: dn.guided(IDENTITY, 1.0, {"text": 0.0})(X, 1.0, {"label": jnp.ones(2)}), r"null names \['text'\] but cond has only \['label'\]"),
         (lambda: dn.gaussian_mixture(np.ones((2, 3)), 1.0)(jnp.ones((2, 4)), 1.0), r"lives on shape \(3,\), got x of shape \(2, 4\)"),
         (lambda: dn.gaussian_mixture(np.ones((2, 3)), 1.0, [1.0]), r"2 components needs 2 positive weights"),
+        (lambda: dn.gaussian_mixture(np.ones((2, 3)), 1.0)(X, 1.0, {"label": jnp.array([0, 5])}), r"labels of a mixture of 2 are 0..1, or 2"),
         (lambda: dn.one_step(IDENTITY, -1.0), r"sigma must be positive"),
         (lambda: dn.thresholded(IDENTITY, 0), r"percentile must be in \(0, 100\], got 0"),
     ],

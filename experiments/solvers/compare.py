@@ -51,10 +51,7 @@ def main() -> None:
 
     truth = run(solvers.heun(), 1025)
     errors = {
-        name: [
-            float(jnp.linalg.norm(run(solver, nfe // solver.evaluations + 1) - truth, axis=-1).mean())
-            for nfe in BUDGETS
-        ]
+        name: [float(jnp.linalg.norm(run(solver, solver.timestamps(nfe)) - truth, axis=-1).mean()) for nfe in BUDGETS]
         for name, solver in SOLVERS.items()
     }
     print("mean distance to the exact end state, by evaluations of the denoiser")
@@ -63,7 +60,7 @@ def main() -> None:
         print(f"{name:18s}" + "".join(f"{error:9.4f}" for error in row))
     draw(
         errors,
-        {name: run(SOLVERS[name], 8 // SOLVERS[name].evaluations + 1) for name in ("euler", "dpmpp2m", "unipc")},
+        {name: run(SOLVERS[name], SOLVERS[name].timestamps(8)) for name in ("euler", "dpmpp2m", "unipc")},
         truth,
         out,
     )

@@ -6,13 +6,15 @@ teacher's slope d_i; its cost is how much further from the chord x_0 - x_N it la
     cost(i, j) = E |P(x_i + (t_j - t_i) d_i)| - E |P x_j|,       P = the projection away from the chord.
 
 Dynamic programming finds the path of n - 1 jumps: V_1(j) = cost(j, N), V_k(j) = min_i cost(j, i) + discount V_{k-1}(i).
-|P(x + w d)|^2 is a quadratic in w, so three inner products per state price all jumps.
+|P(x + w d)|^2 is a quadratic in w, so three inner products per state price all jumps. The cost is signed and assumes
+that trajectories bend one way, as they do in image space; in a few dimensions it can choose badly.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -25,24 +27,26 @@ from jaxdiff.solvers.steps import Solver
 def gits(
     denoise: Denoiser,
     x: Float[Array, "b ..."],
-    n: int,
     sigmas: Any,
+    n: int,
     solver: str | Solver = "ipndm",
     cond: Cond = None,
     discount: float = 1.15,
 ) -> np.ndarray:
     """n of the timestamps in the fine grid `sigmas`, its two ends included; x is noise scaled by sigmas[0]."""
     sigmas = np.asarray(sigmas, np.float64)
-    if not 2 <= n <= len(sigmas):
-        raise ValueError(f"gits needs 2 <= n <= the fine grid's {len(sigmas)} timestamps, got n={n}")
-    states = solve(denoise, x, sigmas, solver, cond, trajectory=True)
+    if sigmas.ndim != 1 or not 2 <= n <= len(sigmas):
+        raise ValueError(f"gits needs 2 <= n <= the fine grid's {sigmas.size} timestamps, got n={n}")
     slope = noise_prediction(denoise)
-    slopes = [slope(state, sigma, cond) for state, sigma in zip(states, sigmas, strict=True)]
-    return sigmas[
-        best_path(
-            jump_costs(np.asarray(states, np.float64), np.asarray(jnp.stack(slopes), np.float64), sigmas), n, discount
-        )
-    ]
+
+    @jax.jit
+    def teach(x: Array, cond: Cond) -> tuple[Array, Array]:
+        states = solve(denoise, x, sigmas, solver, cond, trajectory=True)
+        levels = jnp.asarray(sigmas, states.dtype)
+        return states, jax.lax.map(lambda pair: slope(*pair, cond), (states, levels))
+
+    states, slopes = (np.asarray(a, np.float64) for a in teach(x, cond))
+    return sigmas[best_path(jump_costs(states, slopes, sigmas), n, discount)]
 
 
 def jump_costs(states: np.ndarray, slopes: np.ndarray, sigmas: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxdiff.denoisers import Cond, Denoiser, Sigma, check_cond, per_example
+from jaxdiff.denoisers import Cond, Denoiser, Sigma, at_least_float32, check_cond, per_example
 from jaxdiff.errors import check_sigma, concrete
 from jaxdiff.solvers.steps import Solver, make
 
@@ -43,10 +43,9 @@ def solve(
         raise ValueError(
             f"{solver if isinstance(solver, str) else 'this solver'} draws noise: pass key=jax.random.key(seed)"
         )
-    x = jnp.asarray(x)
-    x = x.astype(np.promote_types(x.dtype, np.float32))
+    x = at_least_float32(x)
     rows = {name: jnp.asarray(column, x.dtype) for name, column in method.table(grid, xp).items()}
-    keys = None if key is None else _step_keys(key, len(grid) - 1)
+    keys = None if key is None else _step_keys(key, len(grid) - 1, x.shape[0])
 
     slots = np.full(len(grid), len(keep), np.int32)  # where a state goes in `kept`; past the end = nowhere
     slots[list(keep)] = np.arange(len(keep))
@@ -112,9 +111,11 @@ def _check_keep(trajectory: bool | Sequence[int], timestamps: int, to_zero: bool
     return keep
 
 
-def _step_keys(key: Array, steps: int) -> Array:
+def _step_keys(key: Array, steps: int, examples: int) -> Array:
     """One key a step, or one a step and example when `key` is an array of keys."""
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
+    if key.shape not in ((), (examples,)):
+        raise ValueError(f"key must be one key or one per example, shape ({examples},), got shape {key.shape}")
     fold = jax.random.fold_in if key.ndim == 0 else jax.vmap(jax.random.fold_in, (0, None))
     return jax.vmap(lambda i: fold(key, i))(jnp.arange(steps))

@@ -50,6 +50,15 @@ class Solver(NamedTuple):
     evaluations: int = 1
     stochastic: bool = False
 
+    def timestamps(self, nfe: int, afs: bool = False, to_zero: bool = False) -> int:
+        """The grid size that spends a number of evaluations; the inverse of `nfe`."""
+        steps, left = divmod(nfe + afs - to_zero, self.evaluations)
+        if left or steps < 1:
+            raise ValueError(
+                f"{nfe} evaluations cannot be spent in whole steps of {self.evaluations}, {afs=}, {to_zero=}"
+            )
+        return steps + 1
+
     def nfe(self, timestamps: int, afs: bool = False, to_zero: bool = False) -> int:
         """Network evaluations of a solve over that many timestamps."""
         return self.evaluations * (timestamps - 1) - afs + to_zero
@@ -232,7 +241,7 @@ def sde_dpmpp2m(eta: float = 1.0) -> Solver:
         return {
             "a": a,
             "b": xp.stack([lead + second, -second], axis=1),
-            "c": sigmas[1:] * xp.sqrt(-xp.expm1(-2 * eta * h)),
+            "c": sigmas[1:] * (xp.sqrt(-xp.expm1(-2 * eta * h)) if eta else 0.0),
         }
 
     return _linear(rows, terms=2, stochastic=True)
@@ -252,8 +261,10 @@ def heun(churn: float = 0.0, churn_min: float = 0.0, churn_max: float = math.inf
     def table(sigmas: Any, xp: ModuleType) -> Rows:
         t = sigmas[:-1]
         gain = min(churn / len(sigmas), math.sqrt(2) - 1)
-        raised = xp.where((t >= churn_min) & (t <= churn_max), t * (1 + gain), t)
-        return {"sigma": raised, "next": sigmas[1:], "c": churn_noise * xp.sqrt(raised**2 - t**2)}
+        inside = (t >= churn_min) & (t <= churn_max)
+        raised = xp.where(inside, t * (1 + gain), t)
+        spread = churn_noise * math.sqrt((1 + gain) ** 2 - 1)
+        return {"sigma": raised, "next": sigmas[1:], "c": xp.where(inside, spread * t, 0.0)}
 
     def step(
         first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Rows, key: Array | None

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
@@ -29,7 +30,12 @@ def read(source: Source) -> dict[str, np.ndarray]:
     if path.suffix == ".safetensors":
         return load_file(path)
     with np.load(path, allow_pickle=False) as arrays:
-        return {name: arrays[name] for name in arrays.files}
+        return {name: _named(arrays[name]) for name in arrays.files}
+
+
+def _named(array: np.ndarray) -> np.ndarray:
+    """npz files keep the bytes of bfloat16 arrays but forget the name of the type."""
+    return array.view(jnp.bfloat16) if array.dtype.kind == "V" and array.dtype.itemsize == 2 else array
 
 
 def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:

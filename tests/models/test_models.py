@@ -237,7 +237,7 @@ def test_position_tables_are_cropped_in_the_centre_and_constant():
     out = jax.jit(lambda p: jnp.square(models.network(model, p)(x, jnp.ones(2), cond) - 1).sum())
     assert jnp.abs(jax.jit(jax.grad(out))(params)["positions"]).max() == 0
     table = params["positions"]
-    corner, inside = table.at[0, 0].add(1), table.at[2, 1].add(1)
+    corner, inside = table.at[0, 0, 0].add(1), table.at[2, 1, 0].add(1)
     assert out({**params, "positions": corner}) == out(params)
     assert out({**params, "positions": inside}) != out(params)
 

@@ -52,7 +52,7 @@ def test_the_path_is_the_best_of_all_paths(n):
 def test_the_grid_found_beats_the_polynomial_one_at_few_steps(problem):
     denoise, x, _ = problem
     fine = solvers.grid(61, 0.006, 80)
-    found = solvers.gits(denoise, x, 5, fine)
+    found = solvers.gits(denoise, x, fine, 5)
     assert set(found) <= set(fine) and (found[0], found[-1]) == (80, 0.006)
     fresh = 80 * jax.random.normal(jax.random.key(9), (512, 4))
     truth = solvers.solve(denoise, fresh, solvers.grid(257, 0.006, 80), "heun")
@@ -62,4 +62,4 @@ def test_the_grid_found_beats_the_polynomial_one_at_few_steps(problem):
 
 def test_bad_n_says_what_is_allowed(problem):
     with pytest.raises(ValueError, match="2 <= n <= the fine grid's 13 timestamps, got n=14"):
-        solvers.gits(*problem[:2], 14, problem[2])
+        solvers.gits(*problem, 14)

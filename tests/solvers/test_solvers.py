@@ -355,6 +355,13 @@ def test_traced_grids_equal_known_ones_and_do_not_recompile(name, count_traces):
     assert denoise.traces == solvers.make(name).evaluations
 
 
+@pytest.mark.parametrize("solver", [*solvers.SOLVERS, solvers.heun(churn=2.0, churn_min=2.0), solvers.sde_dpmpp2m(0.0)])
+def test_gradients_with_respect_to_the_grid_are_finite(solver):
+    run = lambda sigmas: solvers.solve(GAUSSIAN, X * sigmas[0], sigmas, solver, key=jax.random.key(0)).sum()  # noqa: E731
+    gradient = jax.jit(jax.grad(run))(jnp.asarray(GRID13[::3], jnp.float32))
+    assert jnp.isfinite(gradient).all() and jnp.abs(gradient).max() > 0
+
+
 def test_chosen_states_equal_the_whole_trajectory_and_memory_follows_them():
     x = 80 * jax.random.normal(jax.random.key(0), (64, 32))
     sigmas = solvers.grid(129, 0.006, 80)
@@ -380,6 +387,10 @@ def test_ending_at_zero_is_one_more_euler_step_and_counts_its_evaluation(x64, co
     )
     assert solvers.heun().nfe(18, to_zero=True) == 35
     assert solvers.euler().nfe(4, afs=True) == 2
+    for name in DETERMINISTIC:
+        for afs, to_zero in [(False, False), (True, False), (True, True)]:
+            method = solvers.make(name)
+            assert method.timestamps(method.nfe(9, afs, to_zero), afs, to_zero) == 9
     calls = []
     counting = lambda x, sigma, cond=None: (jax.debug.callback(lambda: calls.append(1)), GAUSSIAN(x, sigma))[1]  # noqa: E731
     solvers.solve(counting, x, GRID13, "dpm2", afs=True, to_zero=True).block_until_ready()
@@ -414,6 +425,8 @@ X = jnp.ones((2, 3))
         (lambda: solvers.solve(GAUSSIAN, X, [1.0]), r"at least 2 timestamps, got shape \(1,\); see solvers.grid"),
         (lambda: solvers.solve(GAUSSIAN, X, GRID13, "dpmpp3"), r"unknown solver 'dpmpp3' \(did you mean 'dpmpp3m'\?\); choose one of euler"),
         (lambda: solvers.solve(GAUSSIAN, X, GRID13, "ancestral"), r"ancestral draws noise: pass key=jax.random.key\(seed\)"),
+        (lambda: solvers.solve(GAUSSIAN, X, GRID13, "ancestral", key=jax.random.split(jax.random.key(0), 3)), r"one per example, shape \(2,\), got shape \(3,\)"),
+        (lambda: solvers.heun().timestamps(5), r"5 evaluations cannot be spent in whole steps of 2"),
         (lambda: solvers.solve(GAUSSIAN, X, GRID13, cond={"class": 1}), r"unknown cond key 'class'"),
         (lambda: solvers.solve(GAUSSIAN, X, GRID13, trajectory=(3, 13)), r"ascending indices within 0..12, got \(3, 13\)"),
         (lambda: solvers.solve(GAUSSIAN, X, GRID13, trajectory=True, to_zero=True), r"cannot be combined with trajectory"),

@@ -7,6 +7,7 @@ import pytest
 from conftest import GOLDEN, SHARED
 
 from jaxdiff import models, solvers, weights
+from jaxdiff.weights import files
 
 needs_fixtures = pytest.mark.skipif(not SHARED.exists(), reason="needs the fixtures of the public implementation")
 TINY_UNET = {"resolution": 8, "width": 16, "multipliers": (1, 2), "blocks": 1, "attention": (4,)}
@@ -132,6 +133,14 @@ def test_a_loaded_denoiser_is_a_pytree_that_solves_under_jit(edm_arrays):
 def test_half_precision_files_become_float32_parameters(edm_arrays):
     _, params = weights.load({k: v.astype(np.float16) for k, v in edm_arrays.items()}, "edm")
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_bfloat16_files_are_read(edm_arrays, suffix, tmp_path):
+    files.write(tmp_path / f"w{suffix}", {k: v.astype(jnp.bfloat16) for k, v in edm_arrays.items()})
+    _, params = weights.load(tmp_path / f"w{suffix}", "edm")
+    expected = edm_arrays["model.map_layer0.bias"].astype(jnp.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(params["map_layer0"]["bias"], expected)
 
 
 def test_resampling_filters_of_public_files_are_let_pass(edm_arrays):

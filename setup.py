@@ -14,6 +14,7 @@ setup(
     packages=[*find_packages(include=["jaxdiff", "jaxdiff.*"]), "jaxdiff.configs"],
     package_dir={"jaxdiff.configs": "configs"},
     package_data={"jaxdiff": ["py.typed", "evaluation/*.npz"]},
+    entry_points={"console_scripts": ["jaxdiff=jaxdiff.cli:main"]},
     python_requires=">=3.11",
     install_requires=[
         "jax>=0.10.0",

@@ -1,4 +1,4 @@
-"""Class-conditional teacher on the embedded 8x8 digits: EDM loss, a UNet of 168 k parameters.
+"""Class-conditional teacher on the embedded 8x8 digits: EDM loss, a UNet of 189 k parameters.
 
     jaxdiff train --config=configs/digits.py --workdir=runs/digits
 
@@ -14,7 +14,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.data.source = "digits"
     c.data.batch_size = 64
     c.model.fields = ConfigDict(
-        {"resolution": 8, "width": 24, "multipliers": (1, 2), "blocks": 1, "attention": (4,), "style": "ddpmpp"}
+        {"resolution": 8, "width": 16, "multipliers": (1, 2), "blocks": 1, "attention": (4,), "style": "ddpmpp"}
     )
     c.cond.drop = 0.1
     c.optim.learning_rate = 2e-3

@@ -30,7 +30,7 @@ from jaxdiff.noise.levels import Levels, Weight, edm_weight, lognormal
 class State:
     """Everything that must survive a restart."""
 
-    step: Array
+    step: Any  # int32, or its shape
     params: Any
     ema: Any
     opt_state: Any
@@ -96,7 +96,7 @@ def denoise(
         params, opt_state = update(optimizer, gradients, state.opt_state, state.params)
         done = state.step + 1
         rate = decay(done, x0.shape[0])
-        metrics = {**metrics, "grad_norm": optax.global_norm(gradients), "ema_decay": jnp.asarray(rate)}
+        metrics = {**metrics, "grad_norm": optax.tree.norm(gradients), "ema_decay": jnp.asarray(rate)}
         return State(done, params, ema_lib.average(rate, state.ema, params), opt_state), metrics
 
     def denoiser(state: State) -> Denoiser:

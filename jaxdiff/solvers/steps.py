@@ -54,9 +54,8 @@ class Solver(NamedTuple):
         """The grid size that spends a number of evaluations; the inverse of `nfe`."""
         steps, left = divmod(nfe + afs - to_zero, self.evaluations)
         if left or steps < 1:
-            raise ValueError(
-                f"{nfe} evaluations cannot be spent in whole steps of {self.evaluations}, {afs=}, {to_zero=}"
-            )
+            each = f"{self.evaluations} with {afs=}, {to_zero=}"
+            raise ValueError(f"{nfe} evaluations cannot be spent in whole steps of {each}")
         return steps + 1
 
     def nfe(self, timestamps: int, afs: bool = False, to_zero: bool = False) -> int:

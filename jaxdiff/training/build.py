@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,10 +47,21 @@ def build(config: ConfigDict, devices: Any = None) -> Job:
     sharding.check_batch(config.data.batch_size, mesh, config.optim.accumulate)
     pick({"stop": 0, "skip": 0}, config.train.on_nonfinite, "train.on_nonfinite")
     model = build_model(config, dataset)
+    if not getattr(model, "num_classes", 0):
+        dataset = unlabelled(dataset)
     null: Cond = {"label": model.num_classes} if getattr(model, "num_classes", 0) else None
     solver = solvers.make(config.sample.solver, **_options(config.sample.options))
     method = pick(BUILDERS, config.method.name, "method")(config, model, null, solver)
     return Job(config, dataset, mesh, model, method, null, solver)
+
+
+def unlabelled(dataset: Dataset) -> Dataset:
+    """The dataset as an unconditional model sees it, so that model.fields.num_classes = 0 is all it takes."""
+
+    def fetch(positions: range, executor: Executor | None) -> dict[str, Any]:
+        return {key: value for key, value in dataset.fetch(positions, executor).items() if key != "label"}
+
+    return dataclasses.replace(dataset, fetch=fetch, num_classes=0, class_names=()) if dataset.num_classes else dataset
 
 
 def build_model(config: ConfigDict, dataset: Dataset) -> Any:

@@ -6,6 +6,7 @@ those of the run that saved; so a checkpoint of 8 devices restores on 2 or 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +35,30 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(rules), cleanup_tmp_directories=True
         )
-        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        # named here, or a process that has saved nothing yet could not read what a checkpoint holds
+        handler = ocp.StandardCheckpointHandler()
+        self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handler)
+        self._writing = 0
 
     def latest(self) -> int | None:
         """The newest complete checkpoint's step, or None."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Any, metrics: dict[str, float] | None = None, wait: bool = False) -> None:
+    def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Start writing a checkpoint; the one before must have been written whole."""
+        self.wait()
+        self._writing = step
+        self._write(lambda: self._manager.save(step, args=ocp.args.StandardSave(state), metrics=metrics, force=True))
+
+    def wait(self) -> None:
+        """Block until the checkpoint in progress is on disk."""
+        self._write(self._manager.wait_until_finished)
+
+    def _write(self, action: Callable[[], Any]) -> None:
         try:
-            self._manager.save(step, args=ocp.args.StandardSave(state), metrics=metrics, force=True)
-            if wait:
-                self._manager.wait_until_finished()
+            action()
         except (OSError, ValueError, RuntimeError) as error:
-            raise CheckpointError(self._write_failure(step, error)) from error
+            raise CheckpointError(self._write_failure(self._writing, error)) from error
 
     def _write_failure(self, step: int, error: BaseException) -> str:
         safe = [s for s in self._manager.all_steps(read=True) if s != step]
@@ -78,6 +89,8 @@ class Checkpoints:
         try:
             metadata = self._manager.item_metadata(step)
             saved = {path_name(p): tuple(leaf.shape) for p, leaf in _leaves(getattr(metadata, "tree", metadata))}
+            if not saved:
+                raise ValueError("it says nothing of what it holds")
         except Exception as error:
             raise CheckpointError(self._read_failure(step, error)) from error
         wanted = {path_name(p): tuple(leaf.shape) for p, leaf in _leaves(declared)}
@@ -91,13 +104,6 @@ class Checkpoints:
                 f"the checkpoint {self.directory / str(step)} belongs to another model or method: {len(wrong)} misfits "
                 f"({shown}). Use the config it was made with, or another workdir"
             )
-
-    def wait(self) -> None:
-        """Block until the checkpoint in progress is on disk."""
-        try:
-            self._manager.wait_until_finished()
-        except (OSError, ValueError, RuntimeError) as error:
-            raise CheckpointError(self._write_failure(-1, error)) from error
 
     def close(self) -> None:
         self._manager.close()

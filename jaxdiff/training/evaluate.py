@@ -6,6 +6,7 @@ the batch size nor the number of devices changes it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from jaxdiff.training.build import Job
 from jaxdiff.training.sharding import BATCH
 
 
-def conditions(job: Job, seed: int, index: Any, labels: str | int = "random") -> dict[str, Any] | None:
+def conditions(job: Job, seed: Any, index: Any, labels: str | int = "random") -> dict[str, Any] | None:
     """The labels of images `index`: uniform draws, the classes in turn ("cycle"), or one class (an int)."""
     classes = job.dataset.num_classes
     if not job.null:
@@ -35,7 +36,7 @@ def conditions(job: Job, seed: int, index: Any, labels: str | int = "random") ->
     return {"label": jnp.full(index.shape, int(labels), jnp.int32)}
 
 
-def _key(seed: int, index: Any, purpose: int) -> jax.Array:
+def _key(seed: Any, index: Any, purpose: int) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), index), purpose)
 
 
@@ -122,10 +123,30 @@ def evaluate(
         return {"sliced_wasserstein": evaluation.sliced_wasserstein(flat[0], flat[1])}
     net = evaluation.feature_net(c.net, c.weights or None)
     real = reference_features(job, net)
-    chunks = [evaluation.to_uint8(images[i : i + 256]) for i in range(0, len(images), 256)]
-    fake = evaluation.extract(net, chunks, batch_size=256, keep=True)
+    fake = evaluation.extract(net, _chunks(evaluation.to_uint8(images)), batch_size=256, keep=True)
     how = protocol(job, net, len(images), len(real.features), c.seed)
     record = evaluation.evaluate_features(fake.features, real.features, how, probabilities=fake.probabilities)
     if labels is not None and fake.probabilities is not None and fake.probabilities.shape[1] == job.dataset.num_classes:
         record["accuracy"] = float((fake.probabilities.argmax(1) == labels).mean())
     return record
+
+
+def compare_halves(job: Job) -> dict[str, Any]:
+    """The evaluation with one half of the data as samples and the other as reference: what perfection would score."""
+    c = job.config.eval
+    half = min(job.dataset.size // 2, c.samples)
+    data = [job.dataset.take(half * i, half * (i + 1))["image"] for i in (0, 1)]
+    if not c.net:
+        flat = [a.reshape(len(a), -1).astype(np.float64) for a in data]
+        return {"sliced_wasserstein": evaluation.sliced_wasserstein(flat[0], flat[1])}
+    net = evaluation.feature_net(c.net, c.weights or None)
+    fake, real = (evaluation.extract(net, _chunks(evaluation.to_uint8(a)), batch_size=256, keep=True) for a in data)
+    how = protocol(job, net, half, half, c.seed)
+    how = dataclasses.replace(
+        how, solver=None, steps=None, nfe=None, guidance=None, ema=None, notes="halves of the data"
+    )
+    return evaluation.evaluate_features(fake.features, real.features, how, probabilities=fake.probabilities)
+
+
+def _chunks(images: np.ndarray, size: int = 256) -> list[np.ndarray]:
+    return [images[i : i + size] for i in range(0, len(images), size)]

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
@@ -104,7 +103,7 @@ def global_batch(batch: Mapping[str, Any], mesh: Mesh) -> Any:
 def bytes_per_device(tree: Any) -> int:
     """Bytes of a (possibly abstract) sharded tree on one device."""
 
-    def size(leaf: Array) -> int:
+    def size(leaf: Any) -> int:
         shape = leaf.sharding.shard_shape(leaf.shape) if getattr(leaf, "sharding", None) is not None else leaf.shape
         return math.prod(shape) * (leaf.dtype.itemsize if hasattr(leaf.dtype, "itemsize") else 4)
 

@@ -1,7 +1,7 @@
 """One question asked at every boundary: should the run stop here?
 
 SIGTERM and SIGINT ask for it; a second SIGINT interrupts at once. With several processes the answer is agreed through
-JAX's preemption sync point, so that all of them stop, and save, at the same step.
+JAX's preemption sync point, so that all of them stop, and save, at the same step; JAX listens for SIGTERM itself then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Stop:
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT) if jax.process_count() == 1 else (signal.SIGINT,):
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 
@@ -41,6 +41,8 @@ class Stop:
         if self.signal == "SIGINT" and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number).name
+        if jax.process_count() > 1:
+            os.kill(os.getpid(), signal.SIGTERM)  # what JAX listens for, to tell the other processes
 
     def asked(self, step: int) -> bool:
         """Whether to stop at this step; the same answer on every process."""

@@ -48,8 +48,8 @@ class Result(NamedTuple):
 class Guard:
     """Non-finite steps: how many, and the first one."""
 
-    count: Array
-    first: Array
+    count: Any
+    first: Any
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike, *, quiet: bool = False, devices: Any = None) -> Result:

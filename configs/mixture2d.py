@@ -1,0 +1,37 @@
+"""A small MLP on a mixture of 25 Gaussians in the plane, whose exact denoiser `denoisers.gaussian_mixture` knows.
+
+    jaxdiff train --config=configs/mixture2d.py --workdir=runs/mixture2d
+
+Any CPU; under a minute on two cores. The sliced Wasserstein distance of 10,000 samples to the data ends near 0.033;
+two halves of the data, which is as close as samples can come, are 0.021 apart. `:tiny` takes a few steps.
+"""
+
+from jaxdiff.configs import default
+from ml_collections import ConfigDict
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    if arg not in ("", "tiny"):
+        raise ValueError(f"mixture2d takes the argument 'tiny' or none, got {arg!r}")
+    c = default.get_config()
+    c.data.source = "mixture"
+    c.data.options = ConfigDict({"preset": "grid", "std": 0.05})
+    c.data.batch_size = 256
+    c.model.name = "mlp"
+    c.model.fields = ConfigDict({"width": 64, "depth": 3, "num_classes": 0})  # 0: which mode a point is of is not told
+    c.denoiser.sigma_data = 0.71
+    c.optim.learning_rate = 2e-3
+    c.optim.decay, c.optim.decay_images = "cosine", 256 * 4000
+    c.ema.options = ConfigDict({"images": 50_000.0, "ramp": 0.05})
+    c.train.steps = 4000
+    c.train.log_every, c.train.eval_every, c.train.save_every = 500, 4000, 2000
+    c.sample.batch_size = 5000
+    c.eval.net, c.eval.samples = "", 10_000
+    if arg == "tiny":
+        c.data.options.count = 256
+        c.data.batch_size = 16
+        c.model.fields.update(width=16, depth=1)
+        c.train.steps, c.train.log_every, c.train.eval_every, c.train.save_every = 4, 2, 4, 2
+        c.sample.steps, c.eval.samples = 4, 64
+    c.lock()
+    return c

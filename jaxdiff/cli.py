@@ -1,0 +1,231 @@
+"""The command line: jaxdiff quickstart | train | sample | evaluate.
+
+jaxdiff quickstart [--workdir=quickstart]
+jaxdiff train --config=configs/digits.py:tiny --config.train.steps=100 --workdir=runs/a [--dry_run]
+jaxdiff sample --workdir=runs/a --count=64 --out=samples.png [--labels=cycle] [--config.sample.solver=unipc]
+jaxdiff evaluate --workdir=runs/a [--config.eval.samples=5000]
+jaxdiff evaluate --config=configs/digits.py --reference=train      the distance between two halves of the data
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from jaxdiff.errors import nearest
+
+
+class UsageError(ValueError):
+    """A command line that cannot be understood."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; expected failures become one readable line and exit code 2."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(__doc__)
+        return 0 if arguments else 2
+    name = arguments[0]
+    try:
+        if name not in COMMANDS:
+            raise UsageError(f"unknown command {name!r}{nearest(name, COMMANDS)}; choose one of {', '.join(COMMANDS)}")
+        return COMMANDS[name](arguments[1:])
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        print(f"jaxdiff {name}: {error}", file=sys.stderr)
+        return 2
+
+
+# ------------------------------------------------------------------------------------------ commands
+
+
+def train(arguments: list[str]) -> int:
+    values = _flags("train", {"workdir": "", "dry_run": False}, arguments, config="file")
+    from jaxdiff import training
+
+    if values.dry_run:
+        return _dry_run(values.config)
+    if not values.workdir:
+        raise UsageError("train needs --workdir=FOLDER, where checkpoints, logs and samples go")
+    training.train(values.config, values.workdir)
+    return 0
+
+
+def sample(arguments: list[str]) -> int:
+    options = {"workdir": "", "count": 64, "seed": 0, "labels": "cycle", "out": "samples.png"}
+    values = _flags("sample", options, arguments, config="run")
+    import numpy as np
+
+    from jaxdiff import training
+    from jaxdiff.training.logs import image_grid, save_png
+
+    out = Path(values.out)
+    if out.suffix not in (".png", ".npz"):
+        raise UsageError(f"--out must end in .png (a grid) or .npz (the arrays), got {values.out!r}")
+    job, state = _load(values.config, values.workdir)
+    labels = int(values.labels) if values.labels.lstrip("-").isdigit() else values.labels
+    if labels not in ("cycle", "random") and not isinstance(labels, int):
+        raise UsageError(f"--labels is cycle, random or a class number, got {values.labels!r}")
+    parts = list(training.sample(job, state, values.count, values.seed, labels))
+    images = np.concatenate([part for part, _ in parts])
+    if out.suffix == ".png":
+        save_png(out, image_grid(images))
+    else:
+        drawn = {} if parts[0][1] is None else {"labels": np.concatenate([part for _, part in parts])}
+        np.savez(out, images=images, **drawn)
+    print(f"wrote {len(images)} samples to {out}: {job.config.sample.solver}, {job.nfe} evaluations each")
+    return 0
+
+
+def evaluate(arguments: list[str]) -> int:
+    source = "file" if any(a.startswith("--config=") for a in arguments) else "run"
+    values = _flags("evaluate", {"workdir": "", "reference": ""}, arguments, config=source)
+    from jaxdiff import evaluation, training
+
+    if values.reference not in ("", "train"):
+        raise UsageError(f"--reference is 'train' (the data against themselves) or nothing, got {values.reference!r}")
+    if values.reference == "train":
+        record = training.compare_halves(training.build(values.config))
+    else:
+        if not values.workdir:
+            raise UsageError("evaluate needs --workdir=FOLDER of a run, or --config=... --reference=train")
+        record = training.evaluate(*_load(values.config, values.workdir))
+    assert record is not None
+    for name, value in record.items():
+        print(f"{name}: {value}" if not isinstance(value, float) else f"{name}: {value:.4f}")
+    if values.workdir:
+        evaluation.write(Path(values.workdir) / "evaluations.jsonl", record)
+    return 0
+
+
+def quickstart(arguments: list[str]) -> int:
+    values = _flags("quickstart", {"workdir": "quickstart", "steps": 0, "samples": 0}, arguments)
+    from jaxdiff import quickstart as demo
+
+    demo.run(Path(values.workdir), values.steps or None, values.samples or None)
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "quickstart": quickstart,
+    "train": train,
+    "sample": sample,
+    "evaluate": evaluate,
+}
+
+
+# ------------------------------------------------------------------------------------------ flags and configs
+
+
+def _flags(command: str, options: dict[str, Any], arguments: list[str], config: str = "") -> Any:
+    """The command's flags; with config = "file" or "run" also `config`, with its --config.a.b=c overrides applied."""
+    values = flags.FlagValues()
+    for name, default in options.items():
+        kind = {bool: flags.DEFINE_boolean, int: flags.DEFINE_integer, str: flags.DEFINE_string}[type(default)]
+        kind(name, default, f"{command}: {name}", flag_values=values)
+    if config:
+        base, arguments = _file_config(command, arguments) if config == "file" else _run_config(arguments)
+        _check_overrides(arguments, base)
+        config_flags.DEFINE_config_dict("config", base, flag_values=values, sys_argv=[command, *arguments])
+    try:
+        rest = values([command, *arguments])
+    except flags.Error as error:
+        raise UsageError(str(error)) from None
+    if len(rest) > 1:
+        raise UsageError(f"{rest[1]!r} is not understood: write options as --name=value")
+    return values
+
+
+def _file_config(command: str, arguments: list[str]) -> tuple[ConfigDict, list[str]]:
+    """The config of --config=FILE[:ARGUMENT], and the other arguments; a bare name means an installed config."""
+    given = [a for a in arguments if a.startswith("--config=")]
+    if not given:
+        raise UsageError(f"{command} needs --config=configs/NAME.py[:ARGUMENT], for example --config=configs/digits.py")
+    name, _, argument = given[-1].partition("=")[2].partition(":")
+    path = Path(name)
+    if not path.is_file():
+        import jaxdiff.configs
+
+        folder = Path(jaxdiff.configs.__file__).parent
+        names = sorted(p.stem for p in folder.glob("[!_]*.py"))
+        if path.stem not in names:
+            raise UsageError(f"no config {name}{nearest(path.stem, names)}; installed are {', '.join(names)}")
+        path = folder / f"{path.stem}.py"
+    spec = importlib.util.spec_from_file_location("config", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = module.get_config(argument) if argument else module.get_config()
+    config.lock()
+    return config, [a for a in arguments if a not in given]
+
+
+def _run_config(arguments: list[str]) -> tuple[ConfigDict, list[str]]:
+    """The config of the run in --workdir, and all arguments."""
+    from jaxdiff.training import export
+
+    given = [a.partition("=")[2] for a in arguments if a.startswith("--workdir=")]
+    if not given:
+        raise UsageError("give --workdir=FOLDER, the folder of a run")
+    return export.read_config(Path(given[-1])), arguments
+
+
+def _check_overrides(arguments: list[str], config: ConfigDict) -> None:
+    """Every --config.a.b=c names a key of the config; else the nearest keys are told."""
+    known = _keys(config.to_dict())
+    for argument in arguments:
+        key = argument.lstrip("-").partition("=")[0].removeprefix("config.")
+        if not argument.lstrip("-").startswith("config.") or key in known:
+            continue
+        near = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+        near += [name for name in known if name.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1] and name not in near]
+        hint = f"did you mean {' or '.join(near)}?" if near else "train --dry_run prints all keys"
+        raise UsageError(f"the config has no key {key!r}; {hint}")
+
+
+def _keys(tree: dict[str, Any], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key, value in tree.items():
+        names += _keys(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [prefix + key]
+    return names
+
+
+def _load(config: ConfigDict, workdir: str) -> tuple[Any, Any]:
+    """The job of a run and its exported state."""
+    import jax
+
+    from jaxdiff import training
+    from jaxdiff.training import export, trainer
+
+    job = training.build(config)
+    declared, _ = trainer.declare(job)
+    return job, export.read(Path(workdir), jax.eval_shape(job.method.export, declared))
+
+
+def _dry_run(config: ConfigDict) -> int:
+    """The resolved config and the shapes, without computing anything."""
+    import jax
+    import numpy as np
+
+    from jaxdiff import training
+    from jaxdiff.training import trainer
+    from jaxdiff.training.sharding import path_name
+
+    print(config)
+    job = training.build(config)
+    declared, _ = trainer.declare(job)
+    leaves = jax.tree_util.tree_leaves_with_path(getattr(declared, "params", declared))
+    for path, leaf in leaves:
+        print(f"{path_name(path):60s} {leaf.shape!s:24s} {leaf.sharding.spec}")
+    print(f"{sum(int(np.prod(leaf.shape)) for _, leaf in leaves):,} parameters, {job.nfe} evaluations per sample")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""The library's main job in a few minutes on any CPU: train a teacher on the embedded digits, sample it, measure, show.
+
+Writes to the workdir: the run itself (resumable), one grid per row of the table, results.json and report.html.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxdiff import training
+from jaxdiff.configs import digits
+from jaxdiff.training.logs import image_grid, save_png
+
+# name, solver, timestamps, end with x0 = D(x, sigma_min)
+ROWS = (
+    ("teacher, Heun", "heun", 18, True),
+    ("UniPC", "unipc", 10, True),
+    ("DPM-Solver++(3M)", "dpmpp3m", 10, True),
+    ("iPNDM", "ipndm", 10, True),
+    ("DDIM", "euler", 10, True),
+    ("UniPC", "unipc", 5, True),
+    ("iPNDM", "ipndm", 5, True),
+    ("DDIM", "euler", 5, True),
+)
+COLUMNS = ("sampler", "NFE", "Fréchet distance", "recall", "read correctly", "images/s")
+
+
+def run(workdir: Path, steps: int | None = None, samples: int | None = None) -> list[dict[str, Any]]:
+    """Train (or go on training), fill the table, write the report."""
+    config = digits.get_config()
+    with config.unlocked():
+        config.train.steps = steps or config.train.steps
+        config.eval.samples = samples or config.eval.samples
+    print(f"training a teacher on the embedded digits: {config.train.steps} steps, about two minutes on two cores")
+    result = training.train(config, workdir)
+    if result.stopped:
+        return []
+    state = training.build(config).method.export(result.state)
+    print(f"\nsampling {config.eval.samples} digits with each row's solver")
+    print(_line(COLUMNS))
+    rows = []
+    for name, solver, timestamps, to_zero in ROWS:
+        row = measure(config, state, solver, timestamps, to_zero)
+        row = {"sampler": name, **row}
+        rows.append(row)
+        print(_line(_cells(row)), flush=True)
+        save_png(Path(workdir) / f"{solver}_{row['NFE']}.png", row["picture"])
+    write_report(Path(workdir), config, rows)
+    return rows
+
+
+def measure(config: ConfigDict, state: Any, solver: str, timestamps: int, to_zero: bool) -> dict[str, Any]:
+    """One row: sample with a solver, compare with the data, time the sampling once it is compiled."""
+    config = ConfigDict(config.to_dict())
+    config.sample.solver, config.sample.steps, config.sample.to_zero = solver, timestamps, to_zero
+    job = training.build(config)
+    program = training.sampler(job)
+    count = config.eval.samples
+    warm = list(training.sample(job, state, config.sample.batch_size, 0, run=program))
+    begun = time.monotonic()
+    parts = list(training.sample(job, state, count, config.eval.seed, run=program))
+    seconds = time.monotonic() - begun
+    images = np.concatenate([part for part, _ in parts])
+    labels = np.concatenate([part for _, part in parts if part is not None])
+    record = training.evaluate(job, state, samples=(images, labels))
+    assert record is not None
+    order = np.argsort(warm[0][1], kind="stable") if warm[0][1] is not None else np.arange(len(warm[0][0]))
+    picked = [i for digit in range(10) for i in order[warm[0][1][order] == digit][:10]]
+    return {
+        "NFE": job.nfe,
+        "distance": record["frechet_digits"],
+        "recall": record["recall"],
+        "accuracy": record["accuracy"],
+        "images_per_second": count / seconds,
+        "protocol": record["protocol"],
+        "picture": image_grid(warm[0][0][picked], columns=10),
+    }
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["sampler"],
+        str(row["NFE"]),
+        f"{row['distance']:.2f}",
+        f"{row['recall']:.2f}",
+        f"{100 * row['accuracy']:.1f} %",
+        f"{row['images_per_second']:.0f}",
+    )
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return f"{cells[0]:20s}" + "".join(f"{cell:>18s}" for cell in cells[1:])
+
+
+def write_report(workdir: Path, config: ConfigDict, rows: list[dict[str, Any]]) -> None:
+    """results.json and a self-contained report.html with the pictures inside."""
+    plain = [{key: value for key, value in row.items() if key != "picture"} for row in rows]
+    (workdir / "results.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in COLUMNS)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in _cells(row)) + "</tr>" for row in rows)
+    figures = "".join(
+        f'<figure><img alt="" src="data:image/png;base64,{_png(row["picture"])}">'
+        f"<figcaption>{html.escape(row['sampler'])}, {row['NFE']} evaluations</figcaption></figure>"
+        for row in rows
+    )
+    net = rows[0]["protocol"]
+    note = (
+        f"Distance and recall in the features of a digit classifier (sha256 {net['feature_sha256'][:12]}), "
+        f"{net['samples']} samples against {net['reference_samples']} digits, rounded to 8 bits, seed {net['seed']}. "
+        f"Device: {jax.devices()[0].device_kind}. {config.train.steps} training steps."
+    )
+    page = PAGE.format(head=head, body=body, figures=figures, note=html.escape(note))
+    path = workdir / "report.html"
+    path.write_text(page, encoding="utf-8")
+    print(f"\nwrote {path}")
+
+
+def _png(picture: np.ndarray) -> str:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "png")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+PAGE = """<!doctype html>
+<meta charset="utf-8"><title>jaxdiff quickstart</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
+table {{ border-collapse: collapse }}
+td, th {{ padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #ddd }}
+td:first-child, th:first-child {{ text-align: left }}
+figure {{ display: inline-block; margin: 1rem 1rem 0 0 }} figcaption {{ font-size: .85rem; color: #555 }}
+img {{ image-rendering: pixelated; width: 20rem }}
+</style>
+<h1>Digits by jaxdiff</h1>
+<table><tr>{head}</tr>{body}</table>
+<p>{note}</p>
+{figures}
+"""

@@ -1,0 +1,146 @@
+"""The command line end to end at tiny size, and what it says when something is wrong."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxdiff import quickstart
+from jaxdiff.cli import main
+
+TINY = ["--config=digits:tiny", "--config.compile_cache=", "--config.mesh.data=1", "--config.mesh.fsdp=8"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished tiny run."""
+    workdir = tmp_path_factory.mktemp("run")
+    assert main(["train", *TINY, f"--workdir={workdir}", "--config.train.eval_every=2"]) == 0
+    return workdir
+
+
+def test_training_leaves_what_it_promises(run, capsys):
+    assert main(["train", *TINY, f"--workdir={run}"]) == 0  # already finished: nothing to do, nothing lost
+    assert "resuming from the checkpoint of step 4" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [2, 4]
+    record = json.loads((run / "evaluations.jsonl").read_text().splitlines()[0])
+    assert record["protocol"]["solver"] == "heun" and record["protocol"]["samples"] == 64
+    assert {"config.json", "export.safetensors", "checkpoints", "samples", "tensorboard"} <= {
+        p.name for p in run.iterdir()
+    }
+    assert Image.open(run / "samples" / "samples_00000004.png").size == (76, 76)  # 2 x 2 digits of 8, enlarged 4 times
+
+
+def test_samples_depend_on_the_seed_and_their_index_only(run, tmp_path, capsys):
+    for name, count, extra in [("a", 6, []), ("b", 3, ["--config.sample.batch_size=8"]), ("c", 3, ["--seed=9"])]:
+        assert main(["sample", f"--workdir={run}", f"--count={count}", f"--out={tmp_path}/{name}.npz", *extra]) == 0
+    assert "heun, 7 evaluations each" in capsys.readouterr().out
+    a, b, c = (np.load(tmp_path / f"{name}.npz") for name in "abc")
+    assert a["images"].shape == (6, 8, 8, 1)
+    np.testing.assert_array_equal(a["labels"], np.arange(6))
+    np.testing.assert_allclose(a["images"][:3], b["images"], atol=1e-4)
+    assert np.abs(b["images"] - c["images"]).max() > 0.01
+
+
+def test_samples_as_a_picture_with_another_solver(run, tmp_path, capsys):
+    out = tmp_path / "grid.png"
+    arguments = [
+        "--count=4",
+        "--labels=7",
+        "--config.sample.solver=euler",
+        "--config.sample.guidance=2.0",
+        f"--out={out}",
+    ]
+    assert main(["sample", f"--workdir={run}", *arguments]) == 0
+    assert "euler, 8 evaluations each" in capsys.readouterr().out
+    assert Image.open(out).size == (76, 76)
+
+
+def test_evaluating_a_run_prints_and_stores_the_protocol(run, capsys):
+    before = len((run / "evaluations.jsonl").read_text().splitlines())
+    assert main(["evaluate", f"--workdir={run}"]) == 0
+    printed = capsys.readouterr().out
+    assert "frechet_digits: " in printed and "recall: " in printed and "'feature_sha256'" in printed
+    assert len((run / "evaluations.jsonl").read_text().splitlines()) == before + 1
+
+
+def test_data_against_themselves_is_the_floor(capsys):
+    assert main(["evaluate", "--config=digits", "--reference=train"]) == 0
+    printed = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert 0 < float(printed["frechet_digits"]) < 1 and float(printed["recall"]) > 0.85
+
+
+def test_dry_run_prints_config_and_shapes_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *TINY, "--config.train.steps=77", "--dry_run"]) == 0
+    printed = capsys.readouterr().out
+    assert "steps: 77" in printed and "out_conv/kernel" in printed and "48,073 parameters" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "unknown command 'trian' (did you mean 'train'?)"),
+        (["train", "--config=digitz"], "no config digitz (did you mean 'digits'?); installed are"),
+        (["train", "--config=digits:tiny"], "train needs --workdir=FOLDER"),
+        (["train", "--workdir=x"], "train needs --config=configs/NAME.py"),
+        (["train", "--config=digits:huge", "--workdir=x"], "digits takes the argument 'tiny' or none, got 'huge'"),
+        (["train", "--config=digits:tiny", "--config.trian.steps=3"], "no key 'trian.steps'; did you mean train.steps"),
+        (["train", "--config=digits:tiny", "--config.optim.lr=3"], "no key 'optim.lr'"),
+        (["train", "--config=digits:tiny", "--config.train.steps=x"], "--config.train.steps=x"),
+        (["train", "--config=digits:tiny", "--stepz=3"], "Unknown command line flag 'stepz'"),
+        (["train", "--config=digits:tiny", "extra"], "'extra' is not understood: write options as --name=value"),
+        (["train", *TINY, "--workdir=/proc/none/x"], "cannot write to workdir /proc/none/x"),
+        (["train", *TINY, "--workdir=x", "--config.data.batch_size=15"], "the nearest batch that does is 16"),
+        (
+            ["train", *TINY, "--workdir=x", "--config.sample.solver=hein"],
+            "unknown solver 'hein' (did you mean 'heun'?)",
+        ),
+        (["sample", "--count=3"], "give --workdir=FOLDER"),
+        (["sample", "--workdir=/none/here"], "there is no config.json. Make one with: jaxdiff train"),
+        (["evaluate", "--config=digits", "--reference=test"], "--reference is 'train'"),
+    ],
+)
+def test_mistakes_get_one_readable_line_and_nothing_is_written(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.startswith(f"jaxdiff {arguments[0]}: ") and said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sampling_mistakes(run, capsys, tmp_path):
+    for extra, message in [
+        ("--out=x.jpg", "--out must end in .png (a grid) or .npz"),
+        ("--labels=12", "a label must be in 0..9 (or 10 for none), got 12"),
+        ("--labels=odd", "--labels is cycle, random or a class number"),
+        ("--config.model.fields.width=16", "belongs to another model"),
+    ]:
+        assert main(["sample", f"--workdir={run}", f"--out={tmp_path}/x.png", extra]) == 2
+        assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_is_printed(capsys):
+    assert main([]) == 2 and main(["--help"]) == 0
+    assert "jaxdiff quickstart" in capsys.readouterr().out
+
+
+def test_the_quickstart_at_tiny_size(tmp_path, monkeypatch, capsys):
+    tiny = quickstart.digits.get_config("tiny")
+    with tiny.unlocked():
+        tiny.compile_cache, tiny.mesh.fsdp, tiny.mesh.data, tiny.sample.batch_size = "", 8, 1, 64
+    monkeypatch.setattr(quickstart.digits, "get_config", lambda: tiny)
+    monkeypatch.setattr(quickstart, "ROWS", quickstart.ROWS[-1:])
+    assert main(["quickstart", f"--workdir={tmp_path}", "--steps=2", "--samples=64"]) == 0
+    printed = capsys.readouterr().out
+    assert "DDIM" in printed and "Fréchet distance" in printed
+    rows = json.loads((tmp_path / "results.json").read_text())
+    assert rows[0]["NFE"] == 5 and rows[0]["protocol"]["samples"] == 64
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 1 and "http" not in page
+    assert Image.open(tmp_path / "euler_5.png").size[0] > 100

@@ -1,0 +1,166 @@
+"""Every file in configs/: its arguments, its keys, its published size, and one training step and sample of "tiny"."""
+
+import functools
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from jaxdiff import data, training
+from jaxdiff.configs import default
+from jaxdiff.data import sources
+from jaxdiff.data.memory import in_memory
+from jaxdiff.training.evaluate import sample
+from jaxdiff.training.trainer import example_batch
+
+FOLDER = Path(__file__).resolve().parents[1] / "configs"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "default"))
+FREE = ("options", "fields")  # their keys belong to what they configure
+
+# stored examples of data that are not here: shape and classes
+STORED = {
+    "cifar10": ((32, 32, 3), 10),
+    "imagenet64": ((96, 80, 3), 1000),
+    "imagenet256_dit": ((32, 32, 4), 1000),
+}
+# published parameter counts, from ../shared/methods: EDM's without its augmentation input of 9 x 128
+PARAMETERS = {
+    ("cifar10", ""): 55_733_891 - 9 * 128,
+    ("cifar10", "cond"): 55_735_299 - 9 * 128,
+    ("imagenet64", ""): 295_899_267,
+    ("imagenet256_dit", ""): 674_834_720,
+    ("imagenet256_dit", "S"): 32_865_056,
+    ("imagenet256_dit", "B"): 130_315_808,
+    ("imagenet256_dit", "L"): 457_840_672,
+    ("imagenet256_dit", "XL"): 674_834_720,
+}
+
+
+def module(name):
+    """The file itself, as --config reads it."""
+    spec = importlib.util.spec_from_file_location(f"config_{name}", FOLDER / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def arguments(name):
+    """The arguments a config takes: those its refusal of a wrong one names."""
+    with pytest.raises(ValueError, match="got 'no such argument'") as error:
+        module(name).get_config("no such argument")
+    named = re.findall(r"'([^']*)'", str(error.value))
+    return ["", *(arg for arg in named if arg != "no such argument")]
+
+
+CASES = [(name, arg) for name in NAMES for arg in arguments(name)]
+FULL = [(name, arg) for name, arg in CASES if arg != "tiny"]
+
+
+def count(tree):
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+
+
+def test_there_is_a_config_for_every_published_recipe():
+    assert {"digits", "cifar10", "imagenet64", "imagenet256_dit", "mixture2d"} <= set(NAMES)
+    assert set(PARAMETERS) <= set(CASES)
+
+
+@pytest.mark.parametrize(("name", "arg"), CASES)
+def test_keys_and_types_are_those_of_the_default_and_locked(name, arg):
+    config = module(name).get_config(arg)
+
+    def compare(mine, declared, path):
+        assert set(mine) == set(declared), path
+        for key, value in declared.items():
+            if isinstance(value, ConfigDict) and key not in FREE:
+                compare(mine[key], value, f"{path}.{key}")
+            else:
+                assert type(mine[key]) is type(value), f"{path}.{key}"
+
+    compare(config, default.get_config(), name)
+    with pytest.raises(AttributeError, match="locked"):
+        config.stray = 1
+    with pytest.raises(AttributeError, match="locked"):
+        config.optim.stray = 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_docstring_has_the_command_and_names_every_argument(name):
+    doc = module(name).__doc__
+    assert re.search(rf"^    jaxdiff train --config=configs/{name}\.py .*--workdir=runs/", doc, re.MULTILINE), doc
+    assert "tiny" in arguments(name)
+    if name != "digits":
+        assert not [arg for arg in arguments(name)[1:] if f"`:{arg}`" not in doc]
+
+
+@pytest.mark.parametrize(("name", "arg"), FULL)
+def test_full_size_builds_and_has_the_published_number_of_parameters(name, arg, monkeypatch):
+    """All of the config but its data is used; their constructor's options are checked, its result is a stand-in."""
+    config = module(name).get_config(arg)
+    if name in STORED:
+        stand_in(monkeypatch, config.data.source, *STORED[name])
+    job = training.build(config)
+    state = jax.eval_shape(job.method.init, jax.random.key(0), example_batch(job))
+    assert count(state.params) == count(state.ema) == PARAMETERS.get((name, arg), count(state.params))
+    assert bool(job.null) == bool(job.dataset.num_classes) == (name != "mixture2d" and (name, arg) != ("cifar10", ""))
+
+
+def stand_in(monkeypatch, source, shape, classes):
+    constructor = sources.SOURCES[source]
+
+    @functools.wraps(constructor)
+    def make(**options):
+        inspect.signature(constructor).bind(**options)
+        images = np.zeros((2, *shape), np.float32 if shape[-1] == 4 else np.uint8)
+        return in_memory("stand-in", images, np.arange(2), num_classes=classes)
+
+    monkeypatch.setitem(sources.SOURCES, source, make)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tiny_trains_a_step_and_samples(name):
+    config = module(name).get_config("tiny")
+    job = training.build(config, jax.devices()[:1])
+    batch = job.dataset.batch(0, config.data.batch_size)
+    state = jax.jit(job.method.init)(jax.random.key(0), batch)
+    before = jax.device_get(state.params)
+    state, metrics = jax.jit(job.method.step)(state, batch, jax.random.key(1))
+    assert all(jnp.isfinite(value).all() for value in metrics.values()), metrics
+    moved = jax.tree.map(lambda a, b: (a != b).any(), before, jax.device_get(state.params))
+    assert any(jax.tree.leaves(moved))
+    ((images, labels),) = sample(job, state, 4, seed=0)
+    assert images.shape == (4, *job.dataset.image_shape)
+    assert np.isfinite(images).all()
+    assert (labels is None) == (not job.null)
+
+
+def test_unconditional_models_train_on_labelled_data():
+    """num_classes = 0 takes the labels away, wherever batches are drawn."""
+    config = module("cifar10").get_config("tiny")
+    job = training.build(config, jax.devices()[:1])
+    assert (job.dataset.num_classes, job.dataset.class_names, job.null) == (0, (), None)
+    assert set(job.dataset.batch(0, 4)) == set(job.dataset.take(0, 4)) == {"image"}
+    labelled = data.load(config.data.source, seed=config.seed, **config.data.options)
+    np.testing.assert_array_equal(job.dataset.batch(3, 4)["image"], labelled.batch(3, 4)["image"])
+
+
+def test_latents_outside_the_pixel_range_reach_the_model_unchanged(tmp_path):
+    """What imagenet256_dit reads: float32 [32 32 4] records of any range, with their labels."""
+    latents = 3 * np.random.default_rng(0).standard_normal((4, 32, 32, 4)).astype(np.float32)
+    examples = ({"image": latent, "label": 250 * i} for i, latent in enumerate(latents))
+    data.write_array_records(tmp_path / "train.array_record", examples, num_classes=1000)
+    config = module("imagenet256_dit").get_config("S")
+    config.data.options.path = str(tmp_path)
+    config.data.batch_size = 4
+    job = training.build(config, jax.devices()[:1])
+    batch = job.dataset.batch(0, 4)
+    order = batch["label"] // 250
+    assert sorted(order) == [0, 1, 2, 3]
+    np.testing.assert_array_equal(batch["image"], latents[order])
+    assert (job.model.channels, job.model.num_classes, job.null) == (4, 1000, {"label": 1000})

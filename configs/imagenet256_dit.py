@@ -1,4 +1,4 @@
-"""DiT on ImageNet at 256x256 (Peebles & Xie 2023): a transformer on 32x32x4 latents, by default XL/2, 674.8 M parameters.
+"""DiT on ImageNet at 256x256 (Peebles & Xie 2023): a transformer on 32x32x4 latents, XL/2 with 674.8 M parameters.
 
     jaxdiff train --config=configs/imagenet256_dit.py --config.data.options.path=FOLDER --workdir=runs/dit
 

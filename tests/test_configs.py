@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxdiff.configs import default
 from ml_collections import ConfigDict
 
 from jaxdiff import data, training
-from jaxdiff.configs import default
 from jaxdiff.data import sources
 from jaxdiff.data.memory import in_memory
 from jaxdiff.training.evaluate import sample
@@ -28,7 +28,9 @@ STORED = {
     "cifar10": ((32, 32, 3), 10),
     "imagenet64": ((96, 80, 3), 1000),
     "imagenet256_dit": ((32, 32, 4), 1000),
+    "folder": ((96, 80, 3), 10),
 }
+PATHS = ("folder",)  # configs whose argument is a path, so that any is allowed
 # published parameter counts, from ../shared/methods: EDM's without its augmentation input of 9 x 128
 PARAMETERS = {
     ("cifar10", ""): 55_733_891 - 9 * 128,
@@ -52,6 +54,8 @@ def module(name):
 
 def arguments(name):
     """The arguments a config takes: those its refusal of a wrong one names."""
+    if name in PATHS:
+        return ["", "photos", "tiny"]
     with pytest.raises(ValueError, match="got 'no such argument'") as error:
         module(name).get_config("no such argument")
     named = re.findall(r"'([^']*)'", str(error.value))
@@ -60,6 +64,11 @@ def arguments(name):
 
 CASES = [(name, arg) for name in NAMES for arg in arguments(name)]
 FULL = [(name, arg) for name, arg in CASES if arg != "tiny"]
+
+
+def promotion(config):
+    """Flax's norms and jax.nn's attention promote half precision by themselves."""
+    return jax.numpy_dtype_promotion("standard" if config.model.dtype == "bfloat16" else "strict")
 
 
 def count(tree):
@@ -91,12 +100,12 @@ def test_keys_and_types_are_those_of_the_default_and_locked(name, arg):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_docstring_has_the_command_and_names_every_argument(name):
+def test_docstring_has_the_command_and_names_the_arguments(name):
     doc = module(name).__doc__
-    assert re.search(rf"^    jaxdiff train --config=configs/{name}\.py .*--workdir=runs/", doc, re.MULTILINE), doc
+    assert re.search(rf"^    jaxdiff train --config=configs/{name}\.py[: ].*--workdir=runs/", doc, re.MULTILINE), doc
     assert "tiny" in arguments(name)
-    if name != "digits":
-        assert not [arg for arg in arguments(name)[1:] if f"`:{arg}`" not in doc]
+    named = [] if name in PATHS else [arg for arg in arguments(name) if arg not in ("", "tiny")]
+    assert not [arg for arg in named if f"`:{arg}`" not in doc]
 
 
 @pytest.mark.parametrize(("name", "arg"), FULL)
@@ -106,8 +115,12 @@ def test_full_size_builds_and_has_the_published_number_of_parameters(name, arg, 
     if name in STORED:
         stand_in(monkeypatch, config.data.source, *STORED[name])
     job = training.build(config)
-    state = jax.eval_shape(job.method.init, jax.random.key(0), example_batch(job))
-    assert count(state.params) == count(state.ema) == PARAMETERS.get((name, arg), count(state.params))
+    with promotion(config):
+        state = jax.eval_shape(job.method.init, jax.random.key(0), example_batch(job))
+    total = count(state.params)
+    assert total == count(state.ema) == PARAMETERS.get((name, arg), total)
+    for number, unit in re.findall(r"([\d.]+) ([kM])\s+parameters", "" if arg else module(name).__doc__):
+        assert total / {"k": 1e3, "M": 1e6}[unit] == pytest.approx(float(number), rel=5e-3)
     assert bool(job.null) == bool(job.dataset.num_classes) == (name != "mixture2d" and (name, arg) != ("cifar10", ""))
 
 
@@ -128,13 +141,14 @@ def test_tiny_trains_a_step_and_samples(name):
     config = module(name).get_config("tiny")
     job = training.build(config, jax.devices()[:1])
     batch = job.dataset.batch(0, config.data.batch_size)
-    state = jax.jit(job.method.init)(jax.random.key(0), batch)
-    before = jax.device_get(state.params)
-    state, metrics = jax.jit(job.method.step)(state, batch, jax.random.key(1))
+    with promotion(config):
+        state = jax.jit(job.method.init)(jax.random.key(0), batch)
+        before = jax.device_get(state.params)
+        state, metrics = jax.jit(job.method.step)(state, batch, jax.random.key(1))
+        ((images, labels),) = sample(job, state, 4, seed=0)
     assert all(jnp.isfinite(value).all() for value in metrics.values()), metrics
     moved = jax.tree.map(lambda a, b: (a != b).any(), before, jax.device_get(state.params))
     assert any(jax.tree.leaves(moved))
-    ((images, labels),) = sample(job, state, 4, seed=0)
     assert images.shape == (4, *job.dataset.image_shape)
     assert np.isfinite(images).all()
     assert (labels is None) == (not job.null)

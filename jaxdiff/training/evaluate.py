@@ -104,15 +104,21 @@ def protocol(job: Job, net: Any, samples: int, reference: int, seed: int) -> Pro
 
 
 def evaluate(
-    job: Job, state: Any, *, stop: Callable[[], bool] = lambda: False, samples: Any = None
+    job: Job,
+    state: Any,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    samples: Any = None,
+    run: Callable[..., Any] | None = None,
 ) -> dict[str, Any] | None:
     """Distances between fresh samples and the data, with their protocol; None when stopped on the way.
 
-    `samples` (images, labels) replaces the fresh ones, for example the data themselves as a check.
+    `samples` (images, labels) replaces the fresh ones, for example the data themselves as a check; `run` is a
+    `sampler(job)` from before, so that the next evaluation need not compile it again.
     """
     c = job.config.eval
     if samples is None:
-        parts = list(sample(job, state, c.samples, c.seed, stop=stop))
+        parts = list(sample(job, state, c.samples, c.seed, stop=stop, run=run))
         if sum(len(images) for images, _ in parts) < c.samples:
             return None
         samples = tuple(None if p[0] is None else np.concatenate(p) for p in zip(*parts, strict=True))

@@ -57,9 +57,13 @@ class Logger:
 
     def event(self, record: dict[str, Any]) -> None:
         """One line of metrics.jsonl."""
-        if self.active:
+        if not self.active:
+            return
+        try:
             self._file.write(json.dumps({"time": round(time.time(), 3), **record}, default=str) + "\n")
             self._file.flush()
+        except OSError as error:
+            raise OSError(f"cannot write {self._file.name}: {error}. Run the same command again to go on") from error
 
     def images(self, step: int, images: Any, name: str = "samples") -> Path | None:
         """A grid as samples/{name}_{step}.png and in TensorBoard."""

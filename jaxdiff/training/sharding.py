@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tensor")
@@ -68,6 +69,8 @@ def spec_of(name: str, shape: tuple[int, ...], mesh: Mesh, min_size: int = 2**14
     tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
     for pattern, axis in TENSOR_RULES:
         if tensor > 1 and re.search(pattern, name) and len(shape) >= -axis:
+            if shape[axis] % tensor and "opt_state" in name:
+                continue  # factored moments have axes of their own
             if shape[axis] % tensor:
                 raise ValueError(
                     f"{name} has {shape[axis]} heads or units along the tensor axis, which {tensor} devices "
@@ -98,6 +101,15 @@ def global_batch(batch: Mapping[str, Any], mesh: Mesh) -> Any:
     """The global arrays of which each process holds its slice of the examples."""
     sharding = NamedSharding(mesh, BATCH)
     return jax.tree.map(lambda local: jax.make_array_from_process_local_data(sharding, local), dict(batch))
+
+
+def fetch(tree: Any) -> Any:
+    """The whole arrays of a tree in NumPy, on every process; all of them must call it."""
+
+    def whole(leaf: Any) -> Any:
+        return jax.device_get(leaf) if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
+
+    return jax.tree.map(whole, tree)
 
 
 def bytes_per_device(tree: Any) -> int:

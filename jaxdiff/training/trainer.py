@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
@@ -27,7 +28,7 @@ from jaxdiff.training.build import Job, build
 from jaxdiff.training.checkpoint import Checkpoints
 from jaxdiff.training.evaluate import evaluate, sample, sampler
 from jaxdiff.training.logs import Logger
-from jaxdiff.training.sharding import bytes_per_device, global_batch, path_name, state_shardings, with_shardings
+from jaxdiff.training.sharding import bytes_per_device, fetch, global_batch, path_name, state_shardings, with_shardings
 from jaxdiff.training.stop import Stop
 
 
@@ -67,8 +68,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, quiet: bool = False
             report(job, declared, log)
             return loop(job, state, first, shardings, checkpoints, log, stop, root)
         finally:
-            log.close()
             checkpoints.close()
+            log.close()
 
 
 def prepare(workdir: str | os.PathLike, config: ConfigDict) -> Path:
@@ -169,7 +170,8 @@ def loop(
                 pending, mark, clock = [], step, time.monotonic()
             stopped, distance = stop.asked(step), None
             if not stopped and c.eval_every and step % c.eval_every == 0:
-                record = evaluate(job, state, stop=partial(stop.asked, step))
+                run_eval = samplers.setdefault("random", sampler(job))
+                record = evaluate(job, state, stop=partial(stop.asked, step), run=run_eval)
                 stopped = record is None
                 if record is not None:
                     metrics, distance = record, note_evaluation(log, step, record, root)
@@ -179,14 +181,15 @@ def loop(
                 break
             if step % c.save_every == 0:
                 check_finite(job, state, guard, base, log)
-                checkpoints.save(step, state, None if distance is None else {"distance": distance})
+                save(job, checkpoints, step, state, distance)
                 saved = step
     check_finite(job, state, guard, base, log)
     if step > saved:
-        checkpoints.save(step, state, None if distance is None else {"distance": distance})
+        save(job, checkpoints, step, state, distance)
     checkpoints.wait()
+    exported = fetch(job.method.export(state))
     if jax.process_index() == 0:
-        export.write(root, jax.device_get(job.method.export(state)))
+        export.write(root, exported)
     if stopped:
         log.say(f"{stop.signal or 'stop'} received: step {step} is saved in {root}; run the same command to go on")
     else:
@@ -246,6 +249,23 @@ def blame(job: Job, state: Any, step: int, base: Array) -> str:
     leaves = jax.tree_util.tree_leaves_with_path({"1 batch": batch, "2 state": new, "3 metrics": metrics})
     floats = [(path_name(path[1:]), x) for path, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
     return next((name for name, x in floats if not jnp.isfinite(x).all()), "its metrics")
+
+
+def save(job: Job, checkpoints: Checkpoints, step: int, state: Any, distance: float | None) -> None:
+    """A checkpoint, unless the step that led to it ruined the parameters while its metrics were still finite."""
+    leaves = jax.tree_util.tree_leaves_with_path(job.method.export(state))
+    bad = [path_name(path) for path, leaf in leaves if not all(np.isfinite(s.data).all() for s in _local(leaf))]
+    if multihost_utils.process_allgather(np.array(len(bad))).any():
+        raise NonFinite(
+            f"{bad[0] if bad else 'an array'} is NaN or infinite after step {step}, though the step's metrics were "
+            "finite; it was not saved. The last checkpoint is from before it; lower the learning rate"
+        )
+    checkpoints.save(step, state, None if distance is None else {"distance": distance})
+
+
+def _local(leaf: Array) -> list[Any]:
+    """The parts of a global array that this process must look at, each once."""
+    return [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
 
 
 def mean(pending: list[Any]) -> dict[str, float]:

@@ -49,7 +49,7 @@ def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
         if path.suffix == ".npz":
             np.savez(partial, **arrays)
         else:
-            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, partial)
+            save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, partial)
         os.replace(partial, path)
     except BaseException:
         os.unlink(partial)

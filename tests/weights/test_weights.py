@@ -143,6 +143,14 @@ def test_bfloat16_files_are_read(edm_arrays, suffix, tmp_path):
     np.testing.assert_array_equal(params["map_layer0"]["bias"], expected)
 
 
+def test_scalars_keep_their_shape_in_files(tmp_path):
+    for suffix in (".npz", ".safetensors"):
+        files.write(tmp_path / f"s{suffix}", {"step": np.int32(7), "transposed": np.arange(6.0).reshape(2, 3).T})
+        back = files.read(tmp_path / f"s{suffix}")
+        assert back["step"].shape == () and back["step"] == 7
+        np.testing.assert_array_equal(back["transposed"], np.arange(6.0).reshape(2, 3).T)
+
+
 def test_resampling_filters_of_public_files_are_let_pass(edm_arrays):
     weights.load({**edm_arrays, "model.enc.4x4_down.conv0.resample_filter": np.ones((1, 1, 2, 2))}, "edm")
 

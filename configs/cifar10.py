@@ -48,6 +48,7 @@ def get_config(arg: str = "") -> ConfigDict:
         c.data.options = ConfigDict({"image_size": 16, "channels": 3, "flip": True})
         c.data.batch_size = 16
         c.model.fields.update(resolution=16, width=8, multipliers=(1, 2), blocks=1, attention=(8,))
+        c.optim.warmup_images = 0
         c.train.steps, c.train.log_every, c.train.save_every = 4, 2, 2
         c.sample.steps, c.sample.count = 4, 4
         c.eval.net, c.eval.samples, c.eval.reference = "", 64, 64

@@ -53,6 +53,7 @@ def get_config(arg: str = "") -> ConfigDict:
         c.data.options = ConfigDict({"image_size": 16, "crop": "center", "channels": 3})
         c.data.batch_size = 16
         c.model.fields.update(resolution=16, width=16, multipliers=(1, 4), blocks=1, attention=(8,))
+        c.optim.warmup_images = 0
         c.train.steps, c.train.log_every, c.train.save_every = 4, 2, 2
         c.sample.steps, c.sample.count = 4, 4
         c.eval.net, c.eval.samples, c.eval.reference = "", 64, 64

@@ -6,6 +6,7 @@ those of the run that saved; so a checkpoint of 8 devices restores on 2 or 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,25 @@ class Checkpoints:
 
     def __init__(self, directory: Path, keep: int = 3, metric: str = "") -> None:
         self.directory = Path(directory).absolute()
+        rank = (lambda metrics: metrics.get(metric, math.inf)) if metric else None
         rules: list[Any] = [policies.LatestN(keep)]
-        if metric:
-            best = policies.BestN(
-                get_metric_fn=lambda m: m[metric], reverse=True, n=1, keep_checkpoints_without_metrics=False
+        if rank:
+            rules.append(
+                policies.BestN(get_metric_fn=rank, reverse=True, n=1, keep_checkpoints_without_metrics=False)
             )
-            rules.append(best)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy(rules), cleanup_tmp_directories=True
+            preservation_policy=policies.AnyPreservationPolicy(rules),
+            best_fn=rank,  # without it the metrics are not written, and the best would not outlive this process
+            best_mode="min",
+            cleanup_tmp_directories=True,
         )
+        # replicas share the writing of large arrays; cutting the many small ones would compile a program for each
+        arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=2**20)
+        registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
         # named here, or a process that has saved nothing yet could not read what a checkpoint holds
-        handler = ocp.StandardCheckpointHandler()
+        handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
         self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handler)
-        self._writing = 0
+        self._ranked, self._writing = bool(metric), 0
 
     def latest(self) -> int | None:
         """The newest complete checkpoint's step, or None."""
@@ -48,7 +55,8 @@ class Checkpoints:
         """Start writing a checkpoint; the one before must have been written whole."""
         self.wait()
         self._writing = step
-        self._write(lambda: self._manager.save(step, args=ocp.args.StandardSave(state), metrics=metrics, force=True))
+        metrics = (metrics or {}) if self._ranked else None
+        self._write(lambda: self._manager.save(step, args=ocp.args.PyTreeSave(state), metrics=metrics, force=True))
 
     def wait(self) -> None:
         """Block until the checkpoint in progress is on disk."""
@@ -72,15 +80,17 @@ class Checkpoints:
         """The state of that step, in the declared shapes, dtypes and shardings."""
         self._compare(step, declared)
         try:
-            return self._manager.restore(step, args=ocp.args.StandardRestore(declared))
+            how = ocp.checkpoint_utils.construct_restore_args(declared)
+            return self._manager.restore(step, args=ocp.args.PyTreeRestore(declared, restore_args=how))
         except Exception as error:
             raise CheckpointError(self._read_failure(step, error)) from error
 
     def _read_failure(self, step: int, error: BaseException) -> str:
         others = sorted(s for s in self._manager.all_steps(read=True) if s < step)
         hint = f"to go on from step {others[-1]}" if others else "to start afresh"
+        cause = error.__cause__ or error
         return (
-            f"the checkpoint {self.directory / str(step)} cannot be read ({type(error).__name__}: {str(error)[:300]}); "
+            f"the checkpoint {self.directory / str(step)} cannot be read ({type(cause).__name__}: {str(cause)[:300]}); "
             f"it is damaged or incomplete. Move that folder away {hint}, nothing has been changed"
         )
 

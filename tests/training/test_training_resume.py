@@ -1,0 +1,204 @@
+"""A run that is killed, stopped or interrupted, in real processes, ends like one that was not, to the bit."""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from training_runs import (
+    POINTS,
+    assert_same_bits,
+    config_of,
+    lines,
+    losses,
+    saved_state,
+    saved_steps,
+)
+
+from jaxdiff.training import build
+
+HERE = Path(__file__).parent
+STEPS, EVERY = POINTS["train.steps"], POINTS["train.save_every"]
+RANDOM = random.Random(3)
+
+
+def start(workdir, **order):
+    """The driver as a process, in the surroundings a user would have: without the settings of the tests."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUMPY_DTYPE_PROMOTION")}
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    command = [sys.executable, str(HERE / "training_driver.py"), json.dumps({"workdir": str(workdir), **order})]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    """Exit code, and what the process said (from now on) on stdout and on stderr."""
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def run(workdir, **order):
+    return finish(start(workdir, **order))
+
+
+def wait_for(process, text):
+    """Read stdout up to the line that starts with the text."""
+    for line in process.stdout:
+        if line.startswith(text):
+            return
+    raise AssertionError(f"the process ended without saying {text!r}: {process.stderr.read()}")
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The run that nothing happens to."""
+    workdir = tmp_path_factory.mktemp("straight")
+    code, out, err = run(workdir)
+    assert code == 0, err
+    return workdir, out, err
+
+
+def assert_like(workdir, straight):
+    """Parameters, optimizer, average and every loss, to the bit; and each step saw the batch it should."""
+    assert saved_steps(workdir)[-1] == STEPS
+    assert_same_bits(saved_state(workdir, STEPS), saved_state(straight, STEPS))
+    assert (workdir / "export.safetensors").read_bytes() == (straight / "export.safetensors").read_bytes()
+    assert losses(workdir) == losses(straight) and list(losses(straight)) == list(range(1, STEPS + 1))
+    for line in lines(workdir, "batches.jsonl"):
+        assert line in lines(straight, "batches.jsonl")
+    assert not list((workdir / "checkpoints").glob("*tmp*"))
+
+
+def test_the_batches_are_those_of_seed_and_step(straight):
+    dataset = build(config_of()).dataset
+    for step, line in enumerate(lines(straight[0], "batches.jsonl")):
+        batch = dataset.batch(step, POINTS["data.batch_size"])
+        digest = hashlib.sha256(b"".join(batch[name].tobytes() for name in sorted(batch))).hexdigest()
+        assert line == {"step": step, "sha256": digest}
+    assert step == STEPS - 1
+
+
+def test_killed_stopped_interrupted_and_run_again(straight, tmp_path):
+    """One run through all of it, each time going on where the last process left off."""
+    assert run(tmp_path, moment="step", step=1, signal="SIGKILL")[0] == -signal.SIGKILL
+    assert saved_steps(tmp_path) == []
+
+    at = RANDOM.randrange(EVERY + 1, 2 * EVERY)
+    code, out, _ = run(tmp_path, moment="step", step=at, signal="SIGTERM")
+    assert code == 0 and "starting afresh\n" in out
+    assert f"SIGTERM received: step {at + 1} is saved in {tmp_path}; run the same command to go on\n" in out
+    assert f"RETURNED step {at + 1}, stopped True" in out and saved_steps(tmp_path)[-1] == at + 1
+    assert (tmp_path / "export.safetensors").exists()
+
+    later = RANDOM.randrange(at + 2, STEPS)
+    code, out, _ = run(tmp_path, moment="step", step=later, signal="SIGKILL")
+    assert code == -signal.SIGKILL and f"resuming from the checkpoint of step {at + 1}\n" in out
+    last = saved_steps(tmp_path)[-1]
+    assert at + 1 <= last <= later
+
+    code, out, _ = run(tmp_path, moment="step", step=last + 1, signal="SIGINT")
+    assert code == 0 and f"resuming from the checkpoint of step {last}\n" in out
+    assert f"SIGINT received: step {last + 2} is saved in {tmp_path}" in out and saved_steps(tmp_path)[-1] == last + 2
+
+    code, out, _ = run(tmp_path)
+    assert code == 0 and f"resuming from the checkpoint of step {last + 2}\n" in out
+    assert_like(tmp_path, straight[0])
+
+
+def test_kill_9_in_the_middle_of_a_save(straight, tmp_path):
+    for moment in ("save_begun", "save_written"):
+        code, out, err = run(tmp_path, moment=moment, step=2 * EVERY, signal="SIGKILL")
+        assert code == -signal.SIGKILL, err
+        assert saved_steps(tmp_path) == [EVERY]
+        assert [p.name for p in (tmp_path / "checkpoints").glob("*tmp*")] == [f"{2 * EVERY}.orbax-checkpoint-tmp"]
+    assert f"resuming from the checkpoint of step {EVERY}\n" in out
+    assert run(tmp_path)[0] == 0
+    assert_like(tmp_path, straight[0])
+
+
+def test_rerunning_a_finished_run_changes_nothing(straight, tmp_path):
+    workdir = shutil.copytree(straight[0], tmp_path / "again")
+    code, out, err = run(workdir)
+    assert code == 0, err
+    assert f"done: {STEPS} steps" in out
+    assert_like(workdir, straight[0])
+
+
+def test_stop_during_evaluation(tmp_path):
+    changes = {"train.eval_every": EVERY, "eval.samples": 16 * 1000}
+    process = start(tmp_path, moment="evaluate", changes=changes)
+    wait_for(process, "EVALUATING")
+    process.send_signal(signal.SIGTERM)
+    code, out, err = finish(process)
+    assert code == 0, err
+    assert f"SIGTERM received: step {EVERY} is saved in {tmp_path}" in out
+    assert saved_steps(tmp_path) == [EVERY] and not (tmp_path / "evaluations.jsonl").exists()
+
+
+def test_stop_during_compilation(tmp_path):
+    process = start(tmp_path, moment="compile")
+    wait_for(process, "COMPILING")
+    process.send_signal(signal.SIGTERM)
+    code, out, err = finish(process)
+    assert code == 0, err
+    assert "SIGTERM during compilation: nothing new to save, stopping\n" in out
+    assert saved_steps(tmp_path) == [] and not list(tmp_path.rglob("*tmp*")) and not list(tmp_path.rglob("*.part"))
+
+
+def test_a_disk_that_fills_up(tmp_path):
+    """Real writes that fail: the message names the step and what is safe, and with space again the run goes on."""
+    wide = {"model.fields.width": 64}
+    code, _, err = run(tmp_path, moment="full_disk", step=2 * EVERY, changes=wide)
+    assert code == 1
+    message = err[err.rindex("CheckpointError") :]
+    assert f"CheckpointError: could not write the checkpoint of step {2 * EVERY} to {tmp_path}/checkpoints" in message
+    assert f"the checkpoint of step {EVERY} is complete; free some space" in message
+    assert saved_steps(tmp_path) == [EVERY]
+    code, out, err = run(tmp_path, changes=wide)
+    assert code == 0, err
+    assert f"resuming from the checkpoint of step {EVERY}\n" in out and saved_steps(tmp_path)[-1] == STEPS
+
+
+def test_what_a_run_writes(straight):
+    workdir, out, err = straight
+    assert "FOREIGN []" in out
+    assert re.search(r"3,394 parameters; per device: params .* MiB, opt_state .* MiB, ema .* MiB; mesh data 1", out)
+    assert re.search(r"compiled the training step in \d+\.\d s", out)
+    assert re.search(rf"step {STEPS - 1}: .*loss .*steps_per_second .*minutes_left", out)
+    assert "\r" not in err and "step/s" not in err  # no progress bar: this is not a terminal
+    assert all({"time", "step"} <= set(line) for line in lines(workdir))
+    assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
+    assert json.loads((workdir / "config.json").read_text())["train"]["steps"] == STEPS
+
+
+def test_one_of_two_processes_is_told_to_stop(tmp_path):
+    """Both stop, and save, at the same step; parameters were split over the two, and one process can go on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    changes = {"mesh.data": 1, "mesh.fsdp": 2, "mesh.min_size": 64, "train.steps": 10_000, "train.save_every": 10_000}
+    order = {"moment": "slow", "changes": changes, "port": port}
+    processes = [start(tmp_path, process=i, **order) for i in (0, 1)]
+    try:
+        wait_for(processes[0], "step 3:")
+        processes[1].send_signal(signal.SIGTERM)
+        results = [finish(process) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [code for code, _, _ in results] == [0, 0], results
+    (step,) = saved_steps(tmp_path)
+    assert all(f"RETURNED step {step}, stopped True" in out for _, out, _ in results)
+    assert f"received: step {step} is saved in {tmp_path}" in results[0][1]
+    state = saved_state(tmp_path, step)
+    assert int(state.step) == step and (tmp_path / "export.safetensors").exists()

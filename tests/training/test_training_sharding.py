@@ -1,0 +1,154 @@
+"""One device, eight, and meshes of them: the same losses, parameters and images; checkpoints that move between them."""
+
+import jax
+import numpy as np
+import pytest
+from training_runs import PICTURES, POINTS, assert_close, assert_same_bits, config_of, losses, saved_state
+
+from jaxdiff.training import build, sample, train, trainer
+from jaxdiff.training.sharding import bytes_per_device, make_mesh, path_name, spec_of, state_shardings
+
+MESHES = {
+    "data": {"mesh.data": 8},
+    "fsdp": {"mesh.data": 1, "mesh.fsdp": 8},
+    "data_fsdp_tensor": {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2},
+}
+COUNT = 6  # images, a number that no mesh divides
+
+
+def images(config, state, devices=None):
+    parts = list(sample(build(config, devices), state, COUNT, seed=7))
+    return np.concatenate([part for part, _ in parts]), np.concatenate([labels for _, labels in parts])
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    """The run on one device: its folder, state and images."""
+    workdir, one = tmp_path_factory.mktemp("single"), jax.devices()[:1]
+    config = config_of(PICTURES, {"sample.count": 0})
+    state = train(config, workdir, quiet=True, devices=one).state
+    return workdir, state, images(config, state, one)
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_meshes_agree_with_one_device(single, tmp_path, name):
+    workdir, state, (pictures, labels) = single
+    config = config_of(PICTURES, {"sample.count": 0, **MESHES[name]})
+    result = train(config, tmp_path, quiet=True)
+    found, wanted = losses(tmp_path), losses(workdir)
+    assert list(found) == list(wanted) == [1, 2, 3, 4]
+    np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-5)
+    assert_close(result.state.params, state.params, 2e-5)
+    assert_close(result.state.ema, state.ema, 2e-5)
+    others, other_labels = images(config, result.state)
+    np.testing.assert_allclose(others, pictures, atol=1e-4)
+    assert (other_labels == labels).all()
+    assert_split(result.state, name)
+    if name == "data_fsdp_tensor":
+        restore_on_fewer(tmp_path, result.state)
+
+
+def assert_split(state, name):
+    """What each device really holds, of a parameter, its moments and its average."""
+    parts = {"data": (1, 1), "fsdp": (8, 1), "data_fsdp_tensor": (2, 2)}[name]
+    fsdp, tensor = parts
+    for tree in (state.params, state.ema, state.opt_state[1][0].mu):
+        kernel = tree["blocks_0"]["attention"]["qkv"]["kernel"]
+        assert kernel.shape == (32, 3, 4, 8)
+        assert {s.data.shape for s in kernel.addressable_shards} == {(32 // fsdp, 3, 4 // tensor, 8)}
+        wide = tree["blocks_0"]["mlp"]["in"]["kernel"]
+        assert wide.shape == (32, 128)
+        held = {"data": (32, 128), "fsdp": (32, 16), "data_fsdp_tensor": (16, 64)}[name]
+        assert {s.data.shape for s in wide.addressable_shards} == {held}
+    assert len({s.device for s in kernel.addressable_shards}) == 8
+    assert {s.data.shape for s in tree["final"]["out"]["bias"].addressable_shards} == {(4,)}
+
+
+def restore_on_fewer(workdir, state):
+    """The checkpoint of eight devices on two and on one, to the bit."""
+    for devices, mesh in ((jax.devices()[:2], {"mesh.data": 1, "mesh.fsdp": 2}), (jax.devices()[:1], {})):
+        restored = saved_state(workdir, 4, config_of(PICTURES, mesh), devices)
+        assert_same_bits(restored, state)
+        kernel = restored.params["blocks_0"]["mlp"]["in"]["kernel"]
+        assert len(kernel.addressable_shards) == len(devices)
+        assert kernel.addressable_shards[0].data.shape == (32, 128 // len(devices))
+
+
+def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
+    """Three steps on eight devices, three on two, three on one: the losses of a run on one."""
+    for steps, devices, mesh in ((3, 8, {"mesh.data": 2, "mesh.fsdp": 4}), (6, 2, {"mesh.fsdp": 2}), (9, 1, {})):
+        config = config_of(POINTS, {"train.steps": steps, "mesh.min_size": 64, **mesh})
+        result = train(config, tmp_path / "moved", quiet=True, devices=jax.devices()[:devices])
+    straight = config_of(POINTS, {"train.steps": 9})
+    wanted = train(straight, tmp_path / "straight", quiet=True, devices=jax.devices()[:1])
+    found = losses(tmp_path / "moved"), losses(tmp_path / "straight")
+    assert list(found[0]) == list(found[1]) == list(range(1, 10))
+    np.testing.assert_allclose(list(found[0].values()), list(found[1].values()), rtol=1e-5)
+    assert_close(result.state.params, wanted.state.params, 1e-5)
+
+
+def test_images_do_not_depend_on_the_batch_or_the_devices():
+    """Image i is a function of (seed, i): labels, noise and solver noise, also of a stochastic solver."""
+    changes = {"sample.solver": "ancestral"}
+    base = config_of(POINTS, {**changes, "sample.batch_size": 4})
+    job = build(base, jax.devices()[:1])
+    state = jax.jit(job.method.init)(jax.random.key(0), job.dataset.batch(0, 4))
+    state = jax.tree.map(lambda a: a + 0.1 if a.dtype == np.float32 else a, state)  # the network starts as zero
+    results = []
+    for size, devices in ((4, 1), (8, 1), (8, 8), (16, 8)):
+        config = config_of(POINTS, {**changes, "sample.batch_size": size})
+        there = build(config, jax.devices()[:devices])
+        _, shardings = trainer.declare(there)
+        parts = list(sample(there, jax.device_put(state, shardings), 10, seed=3))
+        assert {len(p) for p, _ in parts[:-1]} <= {size} and sum(len(p) for p, _ in parts) == 10
+        results.append([np.concatenate(column) for column in zip(*parts, strict=True)])
+    for points, labels in results[1:]:
+        np.testing.assert_allclose(points, results[0][0], atol=2e-5)
+        np.testing.assert_array_equal(labels, results[0][1])
+    assert len(np.unique(results[0][0], axis=0)) == 10
+
+
+# ------------------------------------------------------------------------------------------ the rules
+
+
+def test_rules_place_heads_and_widths_over_tensor_and_the_largest_axis_over_fsdp():
+    mesh = make_mesh(1, 4, 2)
+    spec = lambda name, shape, size=1: tuple(spec_of(name, shape, mesh, size))  # noqa: E731
+    assert spec("params/blocks_0/attention/qkv/kernel", (32, 3, 4, 8)) == ("fsdp", None, "tensor", None)
+    assert spec("params/blocks/attention/qkv/kernel", (6, 32, 3, 4, 8)) == (None, "fsdp", None, "tensor", None)
+    assert spec("params/blocks_0/attention/qkv/bias", (3, 4, 8)) == (None, "tensor", "fsdp")
+    assert spec("params/blocks_0/attention/out/kernel", (4, 8, 32)) == ("tensor", None, "fsdp")
+    assert spec("opt_state/0/mu/blocks_0/image_mlp/in/kernel", (32, 128)) == ("fsdp", "tensor")
+    assert spec("ema/blocks_0/mlp/out/kernel", (128, 32)) == ("tensor", "fsdp")
+    assert spec("params/final/out/kernel", (6, 10)) == (None, None)  # 4 divides neither
+    assert spec("params/final/out/kernel", (8, 8)) == (None, "fsdp")
+    assert spec("params/final/out/kernel", (8, 8), 65) == (None, None)  # too small to be worth it
+    assert spec("step", ()) == ()
+
+
+def test_heads_that_the_tensor_axis_does_not_divide():
+    with pytest.raises(
+        ValueError, match=r"blocks_0/attention/qkv/kernel has 3 heads .* which 2 devices do not divide; .* divisors of 3"
+    ):
+        spec_of("params/blocks_0/attention/qkv/kernel", (32, 3, 3, 8), make_mesh(4, 1, 2))
+
+
+def test_factored_moments_fit_every_mesh():
+    """Adafactor's moments have other shapes than their parameters."""
+    config = config_of(PICTURES, {**MESHES["data_fsdp_tensor"], "optim.name": "adafactor"})
+    job = build(config)
+    abstract = jax.eval_shape(job.method.init, jax.random.key(0), trainer.example_batch(job))
+    shardings = state_shardings(abstract, job.mesh, 1)
+    for (path, leaf), sharding in zip(
+        jax.tree_util.tree_leaves_with_path(abstract), jax.tree.leaves(shardings), strict=True
+    ):
+        assert len(sharding.shard_shape(leaf.shape)) == leaf.ndim, path_name(path)
+
+
+def test_bytes_per_device_count_what_one_device_holds():
+    job = build(config_of(PICTURES, MESHES["fsdp"]))
+    declared, _ = trainer.declare(job)
+    state = jax.tree.map(lambda a: jax.device_put(np.zeros(a.shape, a.dtype), a.sharding), declared)
+    on_first = [s.data for leaf in jax.tree.leaves(state) for s in leaf.addressable_shards if s.device.id == 0]
+    assert bytes_per_device(declared) == sum(a.nbytes for a in on_first)
+    assert bytes_per_device(declared) < 0.4 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))

@@ -1,0 +1,97 @@
+"""Small runs for the tests of the trainer: configs, their checkpoints and their logs."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdiff.configs import default
+from jaxdiff.training import build
+from jaxdiff.training.checkpoint import Checkpoints
+from jaxdiff.training.trainer import declare
+
+POINTS = {
+    "data.source": "mixture",
+    "data.options.count": 1000,
+    "data.batch_size": 8,
+    "model.name": "mlp",
+    "model.fields.width": 16,
+    "model.fields.depth": 1,
+    "cond.drop": 0.1,
+    "optim.warmup_images": 32,
+    "optim.clip": 1.0,
+    "eval.net": "",
+    "train.steps": 12,
+    "train.save_every": 3,
+    "train.log_every": 1,
+    "sample.steps": 3,
+    "sample.batch_size": 16,
+    "compile_cache": "",
+}
+PICTURES = {
+    **POINTS,
+    "data.source": "digits",
+    "data.batch_size": 16,
+    "model.name": "dit",
+    "model.fields": {"patch": 2, "depth": 1, "width": 32, "heads": 4, "learn_variance": False},
+    "train.steps": 4,
+    "mesh.min_size": 64,
+    "sample.count": 6,
+    "sample.sigma_max": 5.0,
+}
+del PICTURES["data.options.count"], PICTURES["model.fields.width"], PICTURES["model.fields.depth"]
+
+
+def config_of(base: Mapping[str, Any] = POINTS, changes: Mapping[str, Any] | None = None) -> Any:
+    """The default config with the changes of both, named by their path."""
+    config = default.get_config()
+    for path, value in {**base, **(changes or {})}.items():
+        *parents, last = path.split(".")
+        node = config
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    return config
+
+
+def saved_state(workdir: Path, step: int, config: Any = None, devices: Any = None) -> Any:
+    """The state in a checkpoint, restored here on one device (or those given)."""
+    declared, _ = declare(build(config or config_of(), devices or jax.devices()[:1]))
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    try:
+        return checkpoints.restore(step, declared)
+    finally:
+        checkpoints.close()
+
+
+def saved_steps(workdir: Path) -> list[int]:
+    return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+
+
+def lines(workdir: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (workdir / name).read_text().splitlines()]
+
+
+def losses(workdir: Path) -> dict[int, float]:
+    """The loss of every step; a step that was taken twice must have had the same loss twice."""
+    found: dict[int, float] = {}
+    for line in lines(workdir):
+        if "loss" in line:
+            assert found.setdefault(line["step"], line["loss"]) == line["loss"]
+    return found
+
+
+def assert_same_bits(one: Any, other: Any) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert a.dtype == b.dtype and a.tobytes() == b.tobytes(), jax.tree_util.keystr(path)
+
+
+def assert_close(one: Any, other: Any, tolerance: float) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), 0, tolerance, err_msg=jax.tree_util.keystr(path))

@@ -30,9 +30,7 @@ class Checkpoints:
         rank = (lambda metrics: metrics.get(metric, math.inf)) if metric else None
         rules: list[Any] = [policies.LatestN(keep)]
         if rank:
-            rules.append(
-                policies.BestN(get_metric_fn=rank, reverse=True, n=1, keep_checkpoints_without_metrics=False)
-            )
+            rules.append(policies.BestN(get_metric_fn=rank, reverse=True, n=1, keep_checkpoints_without_metrics=False))
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(rules),
             best_fn=rank,  # without it the metrics are not written, and the best would not outlive this process

@@ -107,7 +107,9 @@ def fetch(tree: Any) -> Any:
     """The whole arrays of a tree in NumPy, on every process; all of them must call it."""
 
     def whole(leaf: Any) -> Any:
-        return jax.device_get(leaf) if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
+        return (
+            jax.device_get(leaf) if leaf.is_fully_addressable else multihost_utils.process_allgather(leaf, tiled=True)
+        )
 
     return jax.tree.map(whole, tree)
 

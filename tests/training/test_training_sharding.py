@@ -128,7 +128,8 @@ def test_rules_place_heads_and_widths_over_tensor_and_the_largest_axis_over_fsdp
 
 def test_heads_that_the_tensor_axis_does_not_divide():
     with pytest.raises(
-        ValueError, match=r"blocks_0/attention/qkv/kernel has 3 heads .* which 2 devices do not divide; .* divisors of 3"
+        ValueError,
+        match=r"blocks_0/attention/qkv/kernel has 3 heads .* which 2 devices do not divide; .* divisors of 3",
     ):
         spec_of("params/blocks_0/attention/qkv/kernel", (32, 3, 3, 8), make_mesh(4, 1, 2))
 

@@ -5,8 +5,9 @@
 Any CPU; about two minutes on two cores. The quickstart trains this teacher.
 """
 
-from jaxdiff.configs import default
 from ml_collections import ConfigDict
+
+from jaxdiff.configs import default
 
 
 def get_config(arg: str = "") -> ConfigDict:

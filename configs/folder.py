@@ -6,8 +6,9 @@ The argument is the folder. 64x64, EDM's DDPM++ network; for other sizes change 
 model.fields.resolution together. A GPU is advisable.
 """
 
-from jaxdiff.configs import default
 from ml_collections import ConfigDict
+
+from jaxdiff.configs import default
 
 
 def get_config(arg: str = "") -> ConfigDict:

@@ -9,13 +9,13 @@ FOLDER holds `*.array_record` files of latents, made once with the autoencoder o
 [32 32 4], already multiplied by 0.18215. Store those of every image and of its mirror image, 42 GB in all.
 
 GPUs or TPUs: parameters, average and both moments of XL take 10.8 GB, split over all devices. Samples are latents;
-they are compared with the data as latents, by sliced Wasserstein distance. The published network, decoded and guided,
-reaches FID 2.27. DiT also learns variances, by a second loss that is not here: those outputs stay 0 and are not used.
+they are compared with the data as latents, by sliced Wasserstein distance. The published XL/2, guided and decoded,
+scores FID 2.27. DiT also learns variances, by a second loss that is not here: those outputs stay 0 and are not used.
 """
 
-from jaxdiff.configs import default
 from ml_collections import ConfigDict
 
+from jaxdiff.configs import default
 from jaxdiff.models import dit
 
 
@@ -36,7 +36,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.optim.name, c.optim.learning_rate = "adamw", 1e-4
     c.optim.options = ConfigDict({"b1": 0.9, "b2": 0.999, "weight_decay": 0.0})
     c.ema.kind, c.ema.options = "constant", ConfigDict({"decay": 0.9999})
-    c.train.steps = 7_000_000  # 1,400 epochs
+    c.train.steps = 7_000_000  # 1,400 epochs, as DiT's script has it
     c.train.log_every, c.train.sample_every, c.train.save_every = 100, 50_000, 50_000
     c.mesh.data, c.mesh.fsdp = 1, -1
     c.sample.solver, c.sample.grid, c.sample.steps = "ancestral", "discrete", 250

@@ -14,8 +14,9 @@ The released network scores FID 4.09 with 50 Euler steps (Zhou et al. 2024, Tabl
 scaled losses; bfloat16 needs no scaling.
 """
 
-from jaxdiff.configs import default
 from ml_collections import ConfigDict
+
+from jaxdiff.configs import default
 
 MILLION = 1_000_000
 
@@ -53,6 +54,7 @@ def get_config(arg: str = "") -> ConfigDict:
         c.data.options = ConfigDict({"image_size": 16, "crop": "center", "channels": 3})
         c.data.batch_size = 16
         c.model.fields.update(resolution=16, width=16, multipliers=(1, 4), blocks=1, attention=(8,))
+        c.model.fields.dropout = 0.0  # halves the time to compile
         c.optim.warmup_images = 0
         c.train.steps, c.train.log_every, c.train.save_every = 4, 2, 2
         c.sample.steps, c.sample.count = 4, 4

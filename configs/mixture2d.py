@@ -6,8 +6,9 @@ Any CPU; under a minute on two cores. The sliced Wasserstein distance of 10,000 
 two halves of the data, which is as close as samples can come, are 0.021 apart. `:tiny` takes a few steps.
 """
 
-from jaxdiff.configs import default
 from ml_collections import ConfigDict
+
+from jaxdiff.configs import default
 
 
 def get_config(arg: str = "") -> ConfigDict:

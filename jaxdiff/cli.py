@@ -77,7 +77,7 @@ def sample(arguments: list[str]) -> int:
     if out.suffix == ".png":
         save_png(out, image_grid(images))
     else:
-        drawn = {} if parts[0][1] is None else {"labels": np.concatenate([part for _, part in parts])}
+        drawn: dict[str, Any] = {} if parts[0][1] is None else {"labels": np.concatenate([part for _, part in parts])}
         np.savez(out, images=images, **drawn)
     print(f"wrote {len(images)} samples to {out}: {job.config.sample.solver}, {job.nfe} evaluations each")
     return 0
@@ -90,6 +90,7 @@ def evaluate(arguments: list[str]) -> int:
 
     if values.reference not in ("", "train"):
         raise UsageError(f"--reference is 'train' (the data against themselves) or nothing, got {values.reference!r}")
+    record: dict[str, Any] | None
     if values.reference == "train":
         record = training.compare_halves(training.build(values.config))
     else:
@@ -127,8 +128,8 @@ def _flags(command: str, options: dict[str, Any], arguments: list[str], config: 
     """The command's flags; with config = "file" or "run" also `config`, with its --config.a.b=c overrides applied."""
     values = flags.FlagValues()
     for name, default in options.items():
-        kind = {bool: flags.DEFINE_boolean, int: flags.DEFINE_integer, str: flags.DEFINE_string}[type(default)]
-        kind(name, default, f"{command}: {name}", flag_values=values)
+        kinds: dict[type, Any] = {bool: flags.DEFINE_boolean, int: flags.DEFINE_integer, str: flags.DEFINE_string}
+        kinds[type(default)](name, default, f"{command}: {name}", flag_values=values)
     if config:
         base, arguments = _file_config(command, arguments) if config == "file" else _run_config(arguments)
         _check_overrides(arguments, base)

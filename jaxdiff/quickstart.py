@@ -74,8 +74,9 @@ def measure(config: ConfigDict, state: Any, solver: str, timestamps: int, to_zer
     labels = np.concatenate([part for _, part in parts if part is not None])
     record = training.evaluate(job, state, samples=(images, labels))
     assert record is not None
-    order = np.argsort(warm[0][1], kind="stable") if warm[0][1] is not None else np.arange(len(warm[0][0]))
-    picked = [i for digit in range(10) for i in order[warm[0][1][order] == digit][:10]]
+    shown, digit = warm[0]
+    assert digit is not None
+    picked = np.concatenate([np.flatnonzero(digit == number)[:10] for number in range(10)])
     return {
         "NFE": job.nfe,
         "distance": record["frechet_digits"],
@@ -83,7 +84,7 @@ def measure(config: ConfigDict, state: Any, solver: str, timestamps: int, to_zer
         "accuracy": record["accuracy"],
         "images_per_second": count / seconds,
         "protocol": record["protocol"],
-        "picture": image_grid(warm[0][0][picked], columns=10),
+        "picture": image_grid(shown[picked], columns=10),
     }
 
 

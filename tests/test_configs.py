@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxdiff.configs import default
 from ml_collections import ConfigDict
 
 from jaxdiff import data, training
+from jaxdiff.configs import default
 from jaxdiff.data import sources
 from jaxdiff.data.memory import in_memory
 from jaxdiff.training.evaluate import sample
@@ -31,7 +31,7 @@ STORED = {
     "folder": ((96, 80, 3), 10),
 }
 PATHS = ("folder",)  # configs whose argument is a path, so that any is allowed
-# published parameter counts, from ../shared/methods: EDM's without its augmentation input of 9 x 128
+# published parameter counts: EDM's without its augmentation input of 9 x 128
 PARAMETERS = {
     ("cifar10", ""): 55_733_891 - 9 * 128,
     ("cifar10", "cond"): 55_735_299 - 9 * 128,

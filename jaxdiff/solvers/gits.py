@@ -43,7 +43,7 @@ def gits(
     def teach(x: Array, cond: Cond) -> tuple[Array, Array]:
         states = solve(denoise, x, sigmas, solver, cond, trajectory=True)
         levels = jnp.asarray(sigmas, states.dtype)
-        return states, jax.lax.map(lambda pair: slope(*pair, cond), (states, levels))
+        return states, jax.lax.map(lambda pair: slope(pair[0], pair[1], cond), (states, levels))
 
     states, slopes = (np.asarray(a, np.float64) for a in teach(x, cond))
     return sigmas[best_path(jump_costs(states, slopes, sigmas), n, discount)]

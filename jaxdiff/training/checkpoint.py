@@ -67,7 +67,7 @@ class Checkpoints:
             raise CheckpointError(self._write_failure(self._writing, error)) from error
 
     def _write_failure(self, step: int, error: BaseException) -> str:
-        safe = [s for s in self._manager.all_steps(read=True) if s != step]
+        safe = [s for s in self._complete() if s != step]
         kept = f"the checkpoint of step {max(safe)} is complete" if safe else "there is no complete checkpoint yet"
         return (
             f"could not write the checkpoint of step {step} to {self.directory}: {error}. {kept}; "
@@ -84,13 +84,18 @@ class Checkpoints:
             raise CheckpointError(self._read_failure(step, error)) from error
 
     def _read_failure(self, step: int, error: BaseException) -> str:
-        others = sorted(s for s in self._manager.all_steps(read=True) if s < step)
+        others = sorted(s for s in self._complete() if s < step)
         hint = f"to go on from step {others[-1]}" if others else "to start afresh"
         cause = error.__cause__ or error
         return (
             f"the checkpoint {self.directory / str(step)} cannot be read ({type(cause).__name__}: {str(cause)[:300]}); "
             f"it is damaged or incomplete. Move that folder away {hint}, nothing has been changed"
         )
+
+    def _complete(self) -> list[int]:
+        """The steps whose checkpoints are complete, from a fresh look at the folder."""
+        self._manager.reload()
+        return list(self._manager.all_steps())
 
     def _compare(self, step: int, declared: Any) -> None:
         """Names and shapes in the checkpoint against those declared, before anything is read."""

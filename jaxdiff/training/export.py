@@ -18,8 +18,15 @@ def write_config(workdir: Path, config: ConfigDict) -> None:
     """config.json, whole or not at all."""
     path = Path(workdir) / "config.json"
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(config.to_dict(), indent=2, sort_keys=True, default=list) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(config.to_dict(), indent=2, sort_keys=True, default=_plain) + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no word for: arrays (data given in memory) are described, not written."""
+    if isinstance(value, np.ndarray):
+        return f"array {value.dtype} {value.shape}"
+    return value.item() if isinstance(value, np.generic) else list(value)
 
 
 def read_config(workdir: Path) -> ConfigDict:

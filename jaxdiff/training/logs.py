@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,9 @@ class Logger:
         if self.active:
             if self._bar is not None:
                 self._bar.close()
-            self._board.close()
-            self._file.close()
+            with suppress(OSError):  # every line was flushed when it was written; a full disk has been told of then
+                self._board.close()
+                self._file.close()
 
 
 def image_grid(images: Any, columns: int | None = None, gap: int = 1, scale: int | None = None) -> np.ndarray:

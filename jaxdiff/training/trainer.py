@@ -56,8 +56,8 @@ class Guard:
 def train(config: ConfigDict, workdir: str | os.PathLike, *, quiet: bool = False, devices: Any = None) -> Result:
     """Train as the config says, in `workdir`; going on from its newest checkpoint if there is one."""
     job = build(config, devices)
-    root = prepare(workdir, config)
     declared, shardings = declare(job)
+    root = prepare(workdir, config)
     metric = "distance" if config.train.eval_every else ""
     checkpoints = Checkpoints(root / "checkpoints", config.checkpoint.keep, metric)
     first = checkpoints.latest() or 0

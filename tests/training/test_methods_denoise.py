@@ -1,0 +1,200 @@
+"""Denoising score matching against its formula, with a network whose output is known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from jaxdiff import denoisers, noise, solvers
+from jaxdiff.methods import METHODS, denoise, ema
+from jaxdiff.methods.denoise import drop_conditions
+from jaxdiff.methods.method import accumulate, cond_of, data_of
+
+RATE = 0.1
+CLASSES = 5
+
+
+class Scaled(nn.Module):
+    """F(x, c, cond) = w x + v[label]: linear, so that gradients have a closed form."""
+
+    classes: int = 0
+
+    @nn.compact
+    def __call__(self, x, noise_label, cond=None, *, deterministic=True):
+        out = self.param("w", nn.initializers.constant(2.0), ()) * x
+        if self.classes:
+            table = self.param("v", nn.initializers.normal(1.0), (self.classes + 1,))
+            out = out + table[cond["label"]].reshape(-1, *(1 for _ in x.shape[1:]))
+        return out
+
+
+def make(model, **options):
+    sigmas = solvers.grid(3, 0.1, 2.0)
+    sampler = lambda d, unit, cond, key: solvers.solve(d, sigmas[0] * unit, sigmas, "euler", cond)  # noqa: E731
+    return denoise(model, optax.sgd(RATE), sampler, **options)
+
+
+@pytest.fixture
+def batch():
+    key = jax.random.key(5)
+    images = jax.random.uniform(key, (6, 4, 4, 1), minval=-1.0, maxval=1.0)
+    return {"image": images, "label": jnp.arange(6) % CLASSES}
+
+
+def start(method, batch):
+    return jax.jit(method.init)(jax.random.key(0), batch)
+
+
+def by_hand(w, x0, key, levels, weight, sigma_data=0.5):
+    """The loss, the plain error and d loss / d w of F = w x in EDM's convention, in NumPy and float64."""
+    keys = jax.random.split(key, 4)
+    sigma = np.asarray(levels(keys[0], len(x0)), np.float64).reshape(-1, 1, 1, 1)
+    eps = np.asarray(jax.random.normal(keys[1], x0.shape), np.float64)
+    x0 = np.asarray(x0, np.float64)
+    x, s2 = x0 + sigma * eps, sigma_data**2
+    skip, out, into = s2 / (sigma**2 + s2), sigma * sigma_data / np.sqrt(sigma**2 + s2), 1 / np.sqrt(sigma**2 + s2)
+    error = skip * x + out * w * into * x - x0
+    weights = np.asarray(weight(sigma.ravel().astype(np.float32)), np.float64)
+    slope = (2 * error * out * into * x).mean((1, 2, 3))
+    squares = (error**2).mean((1, 2, 3))
+    return (weights * squares).mean(), squares.mean(), (weights * slope).mean()
+
+
+@pytest.mark.parametrize("name", ["edm", "min_snr"])
+def test_loss_gradient_and_update_are_those_of_the_formula(batch, name):
+    levels, weight = noise.levels.uniform(0.1, 3.0), noise.levels.make_weight(name)
+    method = make(Scaled(), levels=levels, weight=weight)
+    key = jax.random.key(9)
+    new, metrics = jax.jit(method.step)(start(method, batch), batch, key)
+    loss, error, slope = by_hand(2.0, batch["image"], key, levels, weight)
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics["error"], error, rtol=1e-5)
+    np.testing.assert_allclose(metrics["grad_norm"], abs(slope), rtol=1e-5)
+    np.testing.assert_allclose(new.params["w"], 2.0 - RATE * slope, rtol=1e-6)
+    assert int(new.step) == 1
+
+
+def test_the_defaults_are_edms(batch):
+    explicit = make(Scaled(), levels=noise.levels.lognormal(-1.2, 1.2), weight=noise.levels.edm_weight(0.5))
+    methods = make(Scaled()), explicit
+    values = [jax.jit(m.step)(start(m, batch), batch, jax.random.key(1))[1]["loss"] for m in methods]
+    assert values[0] == values[1]
+    assert METHODS["denoise"] is denoise
+
+
+def test_the_exact_denoiser_cannot_be_improved(batch):
+    """At the optimum of a Gaussian data set the weighted error is E sigma^2 s^2 / (sigma^2 + s^2)."""
+    std, sigma = 0.7, 0.9
+    x0 = std * jax.random.normal(jax.random.key(2), (40_000, 1))
+
+    class Zero(nn.Module):
+        @nn.compact
+        def __call__(self, x, noise_label, cond=None, *, deterministic=True):
+            return self.param("w", nn.initializers.zeros, ()) * x
+
+    # with sigma_data = std EDM's skip connection alone is the exact denoiser
+    method = make(
+        Zero(),
+        wrapper=lambda network: denoisers.edm(network, std),
+        levels=lambda key, n: jnp.full(n, sigma),
+        weight=noise.levels.make_weight("x0"),
+    )
+    _, metrics = jax.jit(method.step)(start(method, {"image": x0}), {"image": x0}, jax.random.key(1))
+    np.testing.assert_allclose(metrics["loss"], sigma**2 * std**2 / (sigma**2 + std**2), rtol=0.03)
+    assert metrics["grad_norm"] < 0.02
+
+
+def test_a_step_depends_on_its_key_and_nothing_hidden(batch):
+    method = make(Scaled(CLASSES), null={"label": CLASSES}, drop=0.5)
+    state, step = start(method, batch), jax.jit(method.step)
+    one, other, again = (step(state, batch, jax.random.key(k))[1]["loss"] for k in (1, 2, 1))
+    assert one == again and one != other
+
+
+def test_accumulation_gives_the_gradient_of_the_whole_batch(batch):
+    whole, sliced = (
+        make(Scaled(CLASSES), null={"label": CLASSES}, drop=0.3, parts=n, decay=ema.constant(0.5)) for n in (1, 3)
+    )
+    state = start(whole, batch)
+    wanted, values = jax.jit(whole.step)(state, batch, jax.random.key(3))
+    found, metrics = jax.jit(sliced.step)(state, batch, jax.random.key(3))
+    for name in values:
+        np.testing.assert_allclose(metrics[name], values[name], rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    with pytest.raises(ValueError, match="a batch of 6 cannot be accumulated in 4 equal parts"):
+        jax.eval_shape(make(Scaled(), parts=4).step, state, batch, jax.random.key(0))
+
+
+def test_slices_of_an_accumulated_batch_are_every_nth_example():
+    seen = accumulate(lambda _, x: (x, x), 0.0, jnp.arange(6.0), 3)
+    np.testing.assert_allclose(seen[0], [(0 + 1 + 2) / 3, (3 + 4 + 5) / 3])
+
+
+def test_sampling_uses_the_average_and_export_is_enough_for_it(batch):
+    method = make(Scaled(CLASSES), decay=ema.constant(0.9))
+    state, _ = jax.jit(method.step)(start(method, batch), batch, jax.random.key(1))
+    assert float(jnp.abs(state.ema["w"] - state.params["w"])) > 0
+    unit, cond = jax.random.normal(jax.random.key(4), (3, 4, 4, 1)), {"label": jnp.array([0, 1, CLASSES])}
+    sample = jax.jit(method.sample)
+    images, exported = sample(state, unit, cond), method.export(state)
+    assert exported.params is None and exported.opt_state is None
+    np.testing.assert_array_equal(sample(exported, unit, cond), images)
+    sigma = jnp.full(3, 0.7)
+    network = lambda x, label, cond: Scaled(CLASSES).apply({"params": state.ema}, x, label, cond)  # noqa: E731
+    np.testing.assert_allclose(
+        method.denoiser(state)(unit, sigma, cond), denoisers.edm(network)(unit, sigma, cond), rtol=1e-6
+    )
+
+
+def test_latents_go_before_images_and_only_conditions_are_passed_on():
+    batch = {
+        "image": jnp.zeros((2, 8, 8, 3)),
+        "latent": jnp.ones((2, 2, 2, 4)),
+        "label": jnp.zeros(2, int),
+        "caption_id": 1,
+    }
+    assert data_of(batch).shape == (2, 2, 2, 4)
+    assert set(cond_of(batch)) == {"label"}
+    assert cond_of({"image": jnp.zeros((2, 8, 8, 3))}) is None
+
+
+# ------------------------------------------------------------------------------------------ dropping conditions
+
+
+def test_conditions_are_dropped_at_their_rate_and_independently():
+    n, rate = 20_000, 0.15
+    cond = {
+        "label": jnp.arange(n) % CLASSES,
+        "text": {"tokens": jnp.ones((n, 3, 2)), "mask": jnp.ones((n, 3))},
+        "control": jnp.ones((n, 2)),
+    }
+    null = {"label": CLASSES, "text": {"tokens": 0.0, "mask": 0.0}}
+    out = jax.jit(lambda key: drop_conditions(key, cond, null, rate))(jax.random.key(0))
+    label_gone = np.asarray(out["label"] == CLASSES)
+    tokens, mask = np.asarray(out["text"]["tokens"]), np.asarray(out["text"]["mask"])
+    text_gone = (tokens == 0).all((1, 2))
+    assert ((tokens == 0).any((1, 2)) == text_gone).all() and ((mask == 0).all(1) == text_gone).all()  # all or nothing
+    spread = 4 * np.sqrt(rate * (1 - rate) / n)
+    assert abs(label_gone.mean() - rate) < spread and abs(text_gone.mean() - rate) < spread
+    assert abs((label_gone & text_gone).mean() - rate**2) < spread
+    np.testing.assert_array_equal(out["label"][~label_gone], cond["label"][~label_gone])
+    np.testing.assert_array_equal(out["control"], cond["control"])
+    assert out["label"].dtype == cond["label"].dtype
+
+
+def test_nothing_is_dropped_without_a_probability_or_a_null_value():
+    cond = {"label": jnp.arange(5)}
+    np.testing.assert_array_equal(drop_conditions(jax.random.key(0), cond, {"label": 9}, 0.0)["label"], cond["label"])
+    np.testing.assert_array_equal(drop_conditions(jax.random.key(0), cond, {}, 0.9)["label"], cond["label"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"drop": 0.1}, r"drop=0.1 needs null values"), ({"drop": -0.1, "null": {"label": 5}}, r"in \[0, 1\), got -0.1")],
+)
+def test_wrong_dropping(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(Scaled(CLASSES), **options)

@@ -32,13 +32,13 @@ BATCHES = 16  # kept ready for the bare loop
 class Bare:
     """The step in a plain loop: `window()` takes as many steps as a log window has."""
 
-    def __init__(self, job: trainer.Job, program: Any) -> None:
-        c = job.config
+    def __init__(self, config: Any, program: Any) -> None:
+        job, size = trainer.build(config), config.data.batch_size
         init = jax.jit(job.method.init, out_shardings=trainer.declare(job)[1])
         self.carry = init(jax.random.key(0), trainer.example_batch(job)), trainer.Guard(jnp.int32(0), jnp.int32(-1))
-        self.ready = cycle([global_batch(job.dataset.batch(i, c.data.batch_size), job.mesh) for i in range(BATCHES)])
+        self.ready = cycle([global_batch(job.dataset.batch(i, size), job.mesh) for i in range(BATCHES)])
         self.program, self.base = program, jax.random.key(1)
-        self.steps = [jnp.int32(i) for i in range(c.train.log_every)]
+        self.steps = [jnp.int32(i) for i in range(config.train.log_every)]
 
     def window(self) -> None:
         state, guard = self.carry
@@ -51,30 +51,35 @@ class Alternating(Logger):
     """The trainer's logger, which after each line lets the bare loop have its turn and keeps the time of both."""
 
     bare: Bare
-    wall: list[tuple[float, float]]
-    cpu: list[tuple[float, float]]
-    begun: tuple[float, float] | None = None
+    windows: list[tuple[np.ndarray, np.ndarray]]  # (wall, CPU) seconds of the trainer's and of the bare steps
+    begun: np.ndarray | None = None
 
     def scalars(self, step: int, values: dict[str, float], show: bool = True) -> None:
         super().scalars(step, values, show)
-        cls, ended = type(self), clocks()
-        cls.bare.window()
-        after = clocks()
-        if cls.begun is not None:  # the first window also waited for the first batch
-            trainers, bares = np.subtract(ended, cls.begun), np.subtract(after, ended)
-            cls.wall.append((float(trainers[0]), float(bares[0])))
-            cls.cpu.append((float(trainers[1]), float(bares[1])))
-        cls.begun = clocks()
+        ended = clocks()
+        self.bare.window()
+        if self.begun is not None:  # the first window also waited for the first batch
+            self.windows.append((ended - self.begun, clocks() - ended))
+        self.begun = clocks()
 
 
-def clocks() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
+def clocks() -> np.ndarray:
+    return np.array([time.perf_counter(), time.process_time()])
 
 
-def compile_and_share(run: Any, arguments: Any, stop: Any, log: Any) -> Any:
-    program = compile_step(run, arguments, stop, log)
-    Alternating.bare = Bare(trainer.build(CONFIG), program)
-    return program
+def measure(config: Any) -> np.ndarray:
+    """Seconds [window, (trainer, bare), (wall, CPU)] of a run."""
+    compile_step = trainer.compile_step
+
+    def share(*arguments: Any) -> Any:
+        program = compile_step(*arguments)
+        Alternating.bare, Alternating.windows = Bare(config, program), []
+        return program
+
+    trainer.Logger, trainer.compile_step = Alternating, share  # type: ignore[misc]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer.train(config, folder)
+    return np.asarray(Alternating.windows)
 
 
 def main() -> None:
@@ -82,33 +87,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--out", default="")
     options = parser.parse_args()
-    CONFIG.train.steps, CONFIG.train.save_every, CONFIG.sample.count = options.steps, options.steps, 0
-    Alternating.wall, Alternating.cpu = [], []
-    trainer.Logger, trainer.compile_step = Alternating, compile_and_share  # type: ignore[misc]
-    with tempfile.TemporaryDirectory() as folder:
-        trainer.train(CONFIG, folder)
-    wall, cpu = np.asarray(Alternating.wall), np.asarray(Alternating.cpu)
-    milliseconds = 1e3 * np.median(wall, 0) / CONFIG.train.log_every
-    result = {
-        "milliseconds_per_step": {"trainer": milliseconds[0], "bare": milliseconds[1]},
-        "ratio": float(np.median(wall[:, 0] / wall[:, 1])),
-        "ratio_quartiles": np.percentile(wall[:, 0] / wall[:, 1], [25, 75]).tolist(),
-        "cpu_ratio": float(cpu[:, 0].sum() / cpu[:, 1].sum()),
-        "windows": len(wall),
-        "target": 1.05,
-    }
+    config = digits.get_config()
+    config.train.steps = config.train.save_every = options.steps
+    config.sample.count = 0
+    seconds = measure(config)
+    wall, cpu = seconds[..., 0], seconds[..., 1]
+    milliseconds = 1e3 * np.median(wall, 0) / config.train.log_every
+    low, ratio, high = np.percentile(wall[:, 0] / wall[:, 1], [25, 50, 75])
+    in_cpu = cpu[:, 0].sum() / cpu[:, 1].sum()
     print(
         f"trainer {milliseconds[0]:.2f} ms per step, bare step {milliseconds[1]:.2f} ms\n"
-        f"trainer / bare: {result['ratio']:.3f} (median of {len(wall)} pairs of windows; quartiles "
-        f"{result['ratio_quartiles'][0]:.3f}, {result['ratio_quartiles'][1]:.3f}), "
-        f"in CPU time {result['cpu_ratio']:.3f}; target <= 1.05"
+        f"trainer / bare: {ratio:.3f} (median of {len(wall)} pairs of windows; quartiles {low:.3f}, {high:.3f}), "
+        f"in CPU time {in_cpu:.3f}; target <= 1.05"
     )
     if options.out:
-        Path(options.out).write_text(json.dumps(result, indent=2) + "\n")
+        named = dict(zip(("trainer", "bare"), milliseconds.tolist(), strict=True))
+        result = {"milliseconds_per_step": named, "ratio": ratio, "quartiles": [low, high], "cpu_ratio": in_cpu}
+        Path(options.out).write_text(json.dumps({**result, "windows": len(wall), "target": 1.05}, indent=2) + "\n")
 
-
-CONFIG = digits.get_config().unlock()
-compile_step = trainer.compile_step
 
 if __name__ == "__main__":
     main()

@@ -55,6 +55,12 @@ def build(config: ConfigDict, devices: Any = None) -> Job:
     return Job(config, dataset, mesh, model, method, null, solver)
 
 
+def reference_data(config: ConfigDict) -> Dataset:
+    """The data as evaluation compares with them: in stored order, not mirrored."""
+    options = {**_options(config.data.options), "shuffle": False, "flip": False}
+    return load(config.data.source, seed=config.seed, **options)
+
+
 def unlabelled(dataset: Dataset) -> Dataset:
     """The dataset as an unconditional model sees it, so that model.fields.num_classes = 0 is all it takes."""
 

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdiff import evaluation
 from jaxdiff.evaluation import Protocol
-from jaxdiff.training.build import Job
+from jaxdiff.training.build import Job, reference_data
 from jaxdiff.training.sharding import BATCH
 
 
@@ -76,9 +76,10 @@ def sample(
 
 
 def reference_features(job: Job, net: Any) -> Any:
-    """Features of the data set's own images, in order, unshuffled."""
-    total = job.config.eval.reference or job.dataset.size
-    batches = (job.dataset.take(i, min(i + 256, total))["image"] for i in range(0, total, 256))
+    """Features of the data set's own images, in stored order and not mirrored."""
+    data = reference_data(job.config)
+    total = min(job.config.eval.reference or data.size, data.size)
+    batches = (data.take(i, min(i + 256, total))["image"] for i in range(0, total, 256))
     return evaluation.extract(net, batches, batch_size=256, keep=True)
 
 

@@ -22,9 +22,7 @@ class Logger:
         self._bar: Any = None
         if not self.active:
             return
-        from tensorboardX import SummaryWriter
-
-        self._board = SummaryWriter(str(self.workdir / "tensorboard"))
+        self._board = board(self.workdir / "tensorboard")
         self._file = open(self.workdir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         if total and sys.stderr.isatty() and not quiet:
             from tqdm import tqdm
@@ -84,6 +82,19 @@ class Logger:
             with suppress(OSError):  # every line was flushed when it was written; a full disk has been told of then
                 self._board.close()
                 self._file.close()
+
+
+def board(folder: Path) -> Any:
+    """A TensorBoard writer. tensorboardX imports torch wherever that is installed, unless it finds it barred."""
+    barred = "torch" not in sys.modules
+    if barred:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if barred:
+            del sys.modules["torch"]
+    return SummaryWriter(str(folder))
 
 
 def image_grid(images: Any, columns: int | None = None, gap: int = 1, scale: int | None = None) -> np.ndarray:

@@ -30,10 +30,10 @@ STEPS, EVERY = POINTS["train.steps"], POINTS["train.save_every"]
 RANDOM = random.Random(3)
 
 
-def start(workdir, **order):
+def start(workdir, environment=None, **order):
     """The driver as a process, in the surroundings a user would have: without the settings of the tests."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUMPY_DTYPE_PROMOTION")}
-    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUMPY_DTYPE_PROMOTION")}
+    environment = {**kept, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **(environment or {})}
     command = [sys.executable, str(HERE / "training_driver.py"), json.dumps({"workdir": str(workdir), **order})]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -179,6 +179,20 @@ def test_what_a_run_writes(straight):
     assert all({"time", "step"} <= set(line) for line in lines(workdir))
     assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
     assert json.loads((workdir / "config.json").read_text())["train"]["steps"] == STEPS
+
+
+def test_no_other_framework_is_imported(tmp_path):
+    """Not even where they are installed: a run with evaluations and grids, beside decoys of their names."""
+    for name in ("torch", "tensorflow", "keras"):
+        (tmp_path / "decoys" / name).mkdir(parents=True)
+        (tmp_path / "decoys" / name / "__init__.py").touch()
+    decoys = {"PYTHONPATH": str(tmp_path / "decoys"), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    quick = {"train.steps": 2, "train.eval_every": 1, "eval.net": "digits", "eval.samples": 16, "eval.reference": 32}
+    code, out, err = run(tmp_path / "run", environment=decoys, pictures=True, changes=quick)
+    assert code == 0, err
+    assert "FOREIGN []" in out
+    assert [line["step"] for line in lines(tmp_path / "run", "evaluations.jsonl")] == [1, 2]
+    assert [p.name for p in (tmp_path / "run" / "samples").iterdir()] == ["samples_00000002.png"]
 
 
 def test_one_of_two_processes_is_told_to_stop(tmp_path):

@@ -2,7 +2,7 @@
 
     jaxdiff train --config=configs/digits.py --workdir=runs/digits
 
-Any CPU; about two minutes on two cores. The quickstart trains this teacher.
+Any CPU, in minutes. The quickstart trains this teacher.
 """
 
 from ml_collections import ConfigDict

@@ -41,7 +41,7 @@ def run(workdir: Path, steps: int | None = None, samples: int | None = None) -> 
     with config.unlocked():
         config.train.steps = steps or config.train.steps
         config.eval.samples = samples or config.eval.samples
-    print(f"training a teacher on the embedded digits: {config.train.steps} steps, about two minutes on two cores")
+    print(f"training a teacher on the embedded digits: {config.train.steps} steps, a few minutes on two cores")
     result = training.train(config, workdir)
     if result.stopped:
         return []

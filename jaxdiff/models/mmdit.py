@@ -17,15 +17,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxdiff.models import layers
+from jaxdiff.models import dit, layers
 from jaxdiff.models.layers import Cond, Dtype
 
-SIZES = {
-    "S": {"depth": 12, "width": 384, "heads": 6},
-    "B": {"depth": 12, "width": 768, "heads": 12},
-    "L": {"depth": 24, "width": 1024, "heads": 16},
-    "XL": {"depth": 28, "width": 1152, "heads": 16},
-}
+SIZES = dit.SIZES
 
 
 class Block(nn.Module):

@@ -125,9 +125,7 @@ def evaluate(
         samples = tuple(None if p[0] is None else np.concatenate(p) for p in zip(*parts, strict=True))
     images, labels = samples
     if not c.net:
-        real = job.dataset.take(0, min(len(images), job.dataset.size))["image"]
-        flat = [a.reshape(len(a), -1).astype(np.float64) for a in (images, real)]
-        return {"sliced_wasserstein": evaluation.sliced_wasserstein(flat[0], flat[1])}
+        return _pixel_distance(images, job.dataset.take(0, min(len(images), job.dataset.size))["image"])
     net = evaluation.feature_net(c.net, c.weights or None)
     real = reference_features(job, net)
     fake = evaluation.extract(net, _chunks(evaluation.to_uint8(images)), batch_size=256, keep=True)
@@ -144,8 +142,7 @@ def compare_halves(job: Job) -> dict[str, Any]:
     half = min(job.dataset.size // 2, c.samples)
     data = [job.dataset.take(half * i, half * (i + 1))["image"] for i in (0, 1)]
     if not c.net:
-        flat = [a.reshape(len(a), -1).astype(np.float64) for a in data]
-        return {"sliced_wasserstein": evaluation.sliced_wasserstein(flat[0], flat[1])}
+        return _pixel_distance(*data)
     net = evaluation.feature_net(c.net, c.weights or None)
     fake, real = (evaluation.extract(net, _chunks(evaluation.to_uint8(a)), batch_size=256, keep=True) for a in data)
     how = protocol(job, net, half, half, c.seed)
@@ -153,6 +150,12 @@ def compare_halves(job: Job) -> dict[str, Any]:
         how, solver=None, steps=None, nfe=None, guidance=None, ema=None, notes="halves of the data"
     )
     return evaluation.evaluate_features(fake.features, real.features, how, probabilities=fake.probabilities)
+
+
+def _pixel_distance(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
+    """The distance that needs no feature network."""
+    a, b = (x.reshape(len(x), -1).astype(np.float64) for x in (a, b))
+    return {"sliced_wasserstein": evaluation.sliced_wasserstein(a, b)}
 
 
 def _chunks(images: np.ndarray, size: int = 256) -> list[np.ndarray]:

@@ -152,7 +152,9 @@ def test_scalars_keep_their_shape_in_files(tmp_path):
 
 
 def test_resampling_filters_of_public_files_are_let_pass(edm_arrays):
-    weights.load({**edm_arrays, "model.enc.4x4_down.conv0.resample_filter": np.ones((1, 1, 2, 2))}, "edm")
+    _, params = weights.load({**edm_arrays, "model.enc.4x4_down.conv0.resample_filter": np.ones((1, 1, 2, 2))}, "edm")
+    jax.tree.map(np.testing.assert_array_equal, params, weights.load(edm_arrays, "edm")[1])
+    assert len(jax.tree.leaves(params)) == len(edm_arrays)
 
 
 def test_every_misfit_is_counted_and_the_first_five_named(edm_arrays):

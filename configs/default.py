@@ -29,6 +29,30 @@ def get_config(arg: str = "") -> ConfigDict:
     c.method = ConfigDict()
     c.method.name = "denoise"  # the training algorithm
 
+    c.teacher = ConfigDict()  # of a distillation; it has the architecture of model.fields
+    c.teacher.kind = (
+        "run"  # run (a workdir), edm, dit, sd3 (public weights), analytic (mixture data), fresh (untrained)
+    )
+    c.teacher.path = ""  # that workdir, or the weights' file
+
+    c.sfd = ConfigDict()  # Simple and Fast Distillation; the student walks the grid of `sample`
+    c.sfd.nfe = (2,)  # evaluations the student is made for; several make one student for all (SFD-v)
+    c.sfd.substeps = 4  # K: the teacher's steps per student step
+    c.sfd.solver = "dpmpp3m"  # of the teacher
+    c.sfd.solver_options = ConfigDict()
+    c.sfd.loss = "l1"  # l1, l2, pseudo_huber, lpips, l1+lpips
+    c.sfd.lpips = ConfigDict()
+    c.sfd.lpips.weights = ""  # file of LPIPS weights, for a loss that names it
+    c.sfd.lpips.net = "alex"  # alex, vgg
+    c.sfd.lpips.pool = "max"  # max, avg
+    c.sfd.lpips.resize = 0  # images are enlarged to this size first; 0 = not
+    c.sfd.condition = "steps"  # what model.fields.step_embed is told: steps (how many), next (the next timestamp)
+    c.sfd.dropout = True  # the student's dropout, where the model has any
+    c.sfd.guidance = 1.0  # of the teacher in training, for the student to take over; 1 = guide when sampling
+    c.sfd.teacher_afs = False  # second stage: the teacher's first step is analytic
+    c.sfd.teacher_step = 0  # second stage: timestamps the teacher is told to walk; 0 = it has no such condition
+    c.sfd.average = False  # sample an average of the parameters, as `ema` says
+
     c.noise = ConfigDict()
     c.noise.levels = "lognormal"  # lognormal, logit_normal, uniform, cosine, discrete (the ddpm schedule)
     c.noise.mean = -1.2  # of ln sigma, for lognormal and logit_normal
@@ -79,6 +103,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.sample.rho = 7.0  # of the polynomial grid
     c.sample.sigma_min = 0.002
     c.sample.sigma_max = 80.0
+    c.sample.afs = False  # the first step is analytic and free
     c.sample.to_zero = True  # end with x0 = D(x, sigma_min)
     c.sample.guidance = 1.0  # classifier-free guidance scale; 1 = off
     c.sample.batch_size = 256  # images sampled at once

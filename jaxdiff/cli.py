@@ -2,8 +2,9 @@
 
 jaxdiff quickstart [--workdir=quickstart]
 jaxdiff train --config=configs/digits.py:tiny --config.train.steps=100 --workdir=runs/a [--dry_run]
-jaxdiff sample --workdir=runs/a --count=64 --out=samples.png [--labels=cycle] [--config.sample.solver=unipc]
-jaxdiff evaluate --workdir=runs/a [--config.eval.samples=5000]
+jaxdiff train --config=configs/digits_sfd.py --config.teacher.path=runs/a --workdir=runs/few
+jaxdiff sample --workdir=runs/a --count=64 --out=samples.png [--nfe=10] [--labels=cycle] [--config.sample.solver=unipc]
+jaxdiff evaluate --workdir=runs/few --nfe=2 [--config.eval.samples=5000]
 jaxdiff evaluate --config=configs/digits.py --reference=train      the distance between two halves of the data
 """
 
@@ -58,7 +59,7 @@ def train(arguments: list[str]) -> int:
 
 
 def sample(arguments: list[str]) -> int:
-    options = {"workdir": "", "count": 64, "seed": 0, "labels": "cycle", "out": "samples.png"}
+    options = {"workdir": "", "count": 64, "seed": 0, "labels": "cycle", "out": "samples.png", "nfe": 0}
     values = _flags("sample", options, arguments, config="run")
     import numpy as np
 
@@ -68,7 +69,7 @@ def sample(arguments: list[str]) -> int:
     out = Path(values.out)
     if out.suffix not in (".png", ".npz"):
         raise UsageError(f"--out must end in .png (a grid) or .npz (the arrays), got {values.out!r}")
-    job, state = _load(values.config, values.workdir)
+    job, state = _load(_spend(values.config, values.nfe), values.workdir)
     labels = int(values.labels) if values.labels.lstrip("-").isdigit() else values.labels
     if labels not in ("cycle", "random") and not isinstance(labels, int):
         raise UsageError(f"--labels is cycle, random or a class number, got {values.labels!r}")
@@ -85,7 +86,7 @@ def sample(arguments: list[str]) -> int:
 
 def evaluate(arguments: list[str]) -> int:
     source = "file" if any(a.startswith("--config=") for a in arguments) else "run"
-    values = _flags("evaluate", {"workdir": "", "reference": ""}, arguments, config=source)
+    values = _flags("evaluate", {"workdir": "", "reference": "", "nfe": 0}, arguments, config=source)
     from jaxdiff import evaluation, training
 
     if values.reference not in ("", "train"):
@@ -96,7 +97,7 @@ def evaluate(arguments: list[str]) -> int:
     else:
         if not values.workdir:
             raise UsageError("evaluate needs --workdir=FOLDER of a run, or --config=... --reference=train")
-        record = training.evaluate(*_load(values.config, values.workdir))
+        record = training.evaluate(*_load(_spend(values.config, values.nfe), values.workdir))
     assert record is not None
     for name, value in record.items():
         print(f"{name}: {value}" if not isinstance(value, float) else f"{name}: {value:.4f}")
@@ -195,6 +196,19 @@ def _keys(tree: dict[str, Any], prefix: str = "") -> list[str]:
     for key, value in tree.items():
         names += _keys(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [prefix + key]
     return names
+
+
+def _spend(config: ConfigDict, nfe: int) -> ConfigDict:
+    """The config with as many timestamps as --nfe evaluations along a trajectory allow; 0 leaves it."""
+    if not nfe:
+        return config
+    from jaxdiff import solvers
+
+    c = config.sample
+    solver = solvers.make(c.solver, **dict(c.options.items()))
+    with config.unlocked():
+        config.sample.steps = solver.timestamps(nfe, c.afs, c.to_zero)
+    return config
 
 
 def _load(config: ConfigDict, workdir: str) -> tuple[Any, Any]:

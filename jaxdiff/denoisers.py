@@ -27,7 +27,7 @@ from jaxtyping import Array, Float
 
 from jaxdiff.errors import check_sigma, concrete, nearest, pick
 
-COND_KEYS = ("label", "text", "text_mask", "pooled", "control")
+COND_KEYS = ("label", "text", "text_mask", "pooled", "control", "step")
 Cond = Mapping[str, Any] | None
 Sigma = Float[Array, ""] | Float[Array, " b"] | float
 Network = Callable[[Array, Array, Cond], Array]

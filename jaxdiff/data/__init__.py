@@ -2,7 +2,7 @@
 
 from jaxdiff.data.dataset import Dataset, build, local_slice
 from jaxdiff.data.examples import Source
-from jaxdiff.data.mixture import MIXTURES, mixture_means
+from jaxdiff.data.mixture import MIXTURES, mixture_components, mixture_means
 from jaxdiff.data.pipeline import Prefetch, prefetch
 from jaxdiff.data.records import write_array_records
 from jaxdiff.data.sources import SOURCES, load
@@ -21,6 +21,7 @@ __all__ = [
     "decode",
     "load",
     "local_slice",
+    "mixture_components",
     "mixture_means",
     "prefetch",
     "resize",

@@ -48,6 +48,24 @@ def mixture_means(preset: str = "grid", dim: int = 2) -> np.ndarray:
     return place(dim)
 
 
+def mixture_components(
+    preset: str = "grid", *, dim: int = 2, std: float | Sequence[float] = 0.05, means: Any = None, weights: Any = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means [k d], stds [k] and weights [k] of a `mixture` source: what `denoisers.gaussian_mixture` takes."""
+    means = mixture_means(preset, dim) if means is None else np.asarray(means, np.float64)
+    if means.ndim != 2:
+        raise ValueError(f"a mixture needs means of shape [k d], got {means.shape}")
+    k = len(means)
+    weights = np.full(k, 1 / k) if weights is None else np.asarray(weights, np.float64) / np.sum(weights)
+    stds = np.full(k, std) if np.ndim(std) == 0 else np.asarray(std, np.float64)
+    if weights.shape != (k,) or stds.shape != (k,) or (weights < 0).any() or (stds < 0).any():
+        raise ValueError(
+            f"a mixture of {k} components needs {k} weights and stds (or one std), none negative; "
+            f"got shapes {weights.shape} and {stds.shape}"
+        )
+    return means, stds, weights
+
+
 def mixture(
     preset: str = "grid",
     *,
@@ -63,18 +81,10 @@ def mixture(
     `means` [k d] replaces the preset; `std` is one value or one per component; `draw` picks another sample.
     """
     name = f"mixture/{preset}" if means is None else "mixture/custom"
-    means = mixture_means(preset, dim) if means is None else np.asarray(means, np.float64)
-    if means.ndim != 2 or count < 1:
-        raise ValueError(f"a mixture needs means of shape [k d] and count >= 1, got {means.shape} and {count}")
-    k = len(means)
-    weights = np.full(k, 1 / k) if weights is None else np.asarray(weights, np.float64) / np.sum(weights)
-    stds = np.full(k, std) if np.ndim(std) == 0 else np.asarray(std, np.float64)
-    if weights.shape != (k,) or stds.shape != (k,) or (weights < 0).any() or (stds < 0).any():
-        raise ValueError(
-            f"a mixture of {k} components needs {k} weights and stds (or one std), none negative; "
-            f"got shapes {weights.shape} and {stds.shape}"
-        )
+    if count < 1:
+        raise ValueError(f"a mixture needs count >= 1, got {count}")
+    means, stds, weights = mixture_components(preset, dim=dim, std=std, means=means, weights=weights)
     rng = np.random.RandomState(draw)
     labels = np.searchsorted(np.cumsum(weights)[:-1], rng.uniform(size=count), side="right")
     points = means[labels] + stds[labels, None] * rng.normal(size=(count, means.shape[1]))
-    return in_memory(name, points.astype(np.float32), labels, num_classes=k)
+    return in_memory(name, points.astype(np.float32), labels, num_classes=len(means))

@@ -19,11 +19,13 @@ _LAZY = {
     "Extracted": "features",
     "FeatureNet": "features",
     "Inception": "inception",
+    "LPIPS": "lpips",
     "extract": "features",
     "feature_net": "features",
 }
 
 __all__ = [
+    "LPIPS",
     "DigitsClassifier",
     "EfficientNetLite0",
     "Extracted",

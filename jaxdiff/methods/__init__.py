@@ -1,8 +1,11 @@
 """Training algorithms, each a `Method`: a tuple of pure functions."""
 
+from collections.abc import Callable
+
 from jaxdiff.methods.denoise import denoise
 from jaxdiff.methods.method import Method
+from jaxdiff.methods.sfd import sfd
 
-METHODS = {"denoise": denoise}
+METHODS: dict[str, Callable[..., Method]] = {"denoise": denoise, "sfd": sfd}
 
-__all__ = ["METHODS", "Method", "denoise"]
+__all__ = ["METHODS", "Method", "denoise", "sfd"]

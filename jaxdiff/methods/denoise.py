@@ -88,11 +88,11 @@ def denoise(
         if cond is not None:
             examples["cond"] = drop_conditions(keys["drop"], cond, null or {}, drop)
 
-        def gradient(params: Any, examples: Any) -> tuple[Metrics, Any]:
+        def gradient(params: Any, examples: Any) -> tuple[tuple[Metrics, Any], None]:
             (_, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(params, examples, keys["dropout"])
-            return metrics, gradients
+            return (metrics, gradients), None
 
-        metrics, gradients = accumulate(gradient, state.params, examples, parts)
+        (metrics, gradients), _ = accumulate(gradient, state.params, examples, parts)
         params, opt_state = update(optimizer, gradients, state.opt_state, state.params)
         done = state.step + 1
         rate = decay(done, x0.shape[0])

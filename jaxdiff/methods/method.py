@@ -19,11 +19,12 @@ Metrics = dict[str, Array]
 class Method(NamedTuple):
     """init(key, batch) -> state; step(state, batch, key) -> (state, metrics); sample(state, noise, cond, key) -> x0.
 
+    Distillation's init takes a third argument, {"teacher": parameters, ...}, which its state holds and never trains.
     `denoiser(state)` is the network as a denoiser; `export(state)` keeps of the state only what sampling needs, and
     sampling works on the result. A state is one pytree: everything that must survive a restart.
     """
 
-    init: Callable[[Array, Batch], Any]
+    init: Callable[..., Any]
     step: Callable[[Any, Batch, Array], tuple[Any, Metrics]]
     sample: Callable[..., Array]
     denoiser: Callable[[Any], Denoiser]
@@ -43,7 +44,7 @@ def cond_of(batch: Batch) -> dict[str, Any] | None:
 def accumulate(
     gradient: Callable[[Any, Any], tuple[Any, Any]], params: Any, examples: Any, parts: int
 ) -> tuple[Any, Any]:
-    """Means of `gradient(params, examples) -> (aux, gradients)` over `parts` slices of the batch.
+    """`gradient(params, examples) -> (means, outputs)` over `parts` slices of the batch: averaged, put together.
 
     Slice i holds examples i, i + parts, ...: each device keeps its own. On CPU the loop is unrolled, because
     XLA is slow at convolution gradients inside a loop there.
@@ -55,18 +56,48 @@ def accumulate(
         raise ValueError(f"a batch of {max(sizes)} cannot be accumulated in {parts} equal parts; change one of them")
     slices = jax.tree.map(lambda a: a.reshape(-1, parts, *a.shape[1:]).swapaxes(0, 1), examples)
 
-    def add(total: Any, part: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, gradient(params, part)), None
+    def add(total: Any, part: Any) -> tuple[Any, Any]:
+        means, outputs = gradient(params, part)
+        return jax.tree.map(jnp.add, total, means), outputs
 
-    shapes = jax.eval_shape(lambda: gradient(params, jax.tree.map(lambda a: a[0], slices)))
+    shapes, _ = jax.eval_shape(lambda: gradient(params, jax.tree.map(lambda a: a[0], slices)))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     unroll = parts if jax.default_backend() == "cpu" else 1
-    total, _ = jax.lax.scan(add, zeros, slices, unroll=unroll)
-    return jax.tree.map(lambda a: a / parts, total)
+    total, outputs = jax.lax.scan(add, zeros, slices, unroll=unroll)
+    whole = jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), outputs)
+    return jax.tree.map(lambda a: a / parts, total), whole
 
 
-def update(optimizer: optax.GradientTransformation, gradients: Any, opt_state: Any, params: Any) -> tuple[Any, Any]:
-    """One optimizer step: (params, opt_state). optax counts on implicit dtype promotion."""
+def update(
+    optimizer: optax.GradientTransformation, gradients: Any, opt_state: Any, params: Any, factor: Any = 1.0
+) -> tuple[Any, Any]:
+    """One optimizer step, its length times `factor`: (params, opt_state). optax counts on implicit dtype promotion."""
     with jax.numpy_dtype_promotion("standard"):
         updates, opt_state = optimizer.update(gradients, opt_state, params)
+        if not (isinstance(factor, float) and factor == 1.0):
+            updates = jax.tree.map(lambda u: u * factor, updates)
         return optax.apply_updates(params, updates), opt_state
+
+
+def adopt(fresh: Any, given: Any) -> Any:
+    """`fresh` parameters with those of `given`, which may name fewer; none that are unknown or of another shape."""
+    have = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(given)}
+    want = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(fresh)}
+    wrong = [f"{name} is unknown to the student" for name in have if name not in want]
+    wrong += [
+        f"{name} is {leaf.shape}, the student's {want[name].shape}"
+        for name, leaf in have.items()
+        if name in want and leaf.shape != want[name].shape
+    ]
+    if wrong:
+        raise ValueError(f"the teacher does not fit the student: {len(wrong)} misfits ({'; '.join(wrong[:5])})")
+
+    def choose(path: Any, leaf: Any) -> Any:
+        return jnp.copy(have.get(jax.tree_util.keystr(path), leaf))
+
+    return jax.tree_util.tree_map_with_path(choose, fresh)
+
+
+def in_loops(model: Any) -> Any:
+    """The model with gradients that are fast inside loops, where it offers them."""
+    return model.clone(loop=True) if hasattr(model, "loop") else model

@@ -47,7 +47,7 @@ class DiT(nn.Module):
     `noise_label` is the DDPM timestep 0..999. cond takes `label` (num_classes = none given). With learn_variance
     the output has twice the channels, the second half being variance logits, as in the published checkpoints.
     `grid` is the side of the token grid it was trained on: positions of other sizes are resampled onto it
-    (0: positions count tokens).
+    (0: positions count tokens). step_embed = "zero" or "reference" adds the condition `step` to the modulation.
     """
 
     channels: int = 4
@@ -59,6 +59,7 @@ class DiT(nn.Module):
     num_classes: int = 1000
     learn_variance: bool = True
     grid: int = 0
+    step_embed: str = ""
     dtype: Dtype = jnp.float32
     remat: bool = False
     scan: bool = False
@@ -67,13 +68,16 @@ class DiT(nn.Module):
     def __call__(
         self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True
     ) -> Float[Array, "b h w k"]:
-        layers.check_inputs("DiT", x, self.channels, self.patch, cond, ("label",) * bool(self.num_classes))
+        keys = ("label",) * bool(self.num_classes) + ("step",) * bool(self.step_embed)
+        layers.check_inputs("DiT", x, self.channels, self.patch, cond, keys)
         _, height, width, _ = x.shape
         c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(layers.noise_labels(noise_label, x), 256))
         if self.num_classes:
             label = (cond or {}).get("label", jnp.full(x.shape[:1], self.num_classes))
             init = nn.initializers.normal(0.02)
             c = c + nn.Embed(self.num_classes + 1, self.width, embedding_init=init, name="label")(label)
+        if self.step_embed:
+            c = c + layers.StepEmbed(self.width, self.step_embed, name="step")(x, cond)
         tokens = layers.patchify(x, self.patch)
         tokens = nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name="patches")(tokens)
         positions = layers.sincos_positions(height // self.patch, width // self.patch, self.width, self.grid)

@@ -6,6 +6,7 @@ Noise labels, sinusoids, modulation and norms' statistics stay in float32; only 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -89,6 +90,34 @@ class EmbedMLP(nn.Module):
     def __call__(self, x: Float[Array, "b d"]) -> Float[Array, "b e"]:
         x = nn.Dense(self.features, kernel_init=self.kernel_init, name="in")(x)
         return nn.Dense(self.features, kernel_init=self.kernel_init, name="out")(nn.silu(x))
+
+
+STEP_INITS = ("", "zero", "reference")
+
+
+class StepEmbed(nn.Module):
+    """cond["step"], the number of timestamps a few-step student walks (or any scalar), as a vector, in float32.
+
+    start "zero" ends in a zero Dense, so the network starts as if it had no such condition; "reference" does not.
+    """
+
+    features: int
+    start: str = "zero"
+
+    @nn.compact
+    def __call__(self, x: Array, cond: Cond) -> Float[Array, "b e"]:
+        e = sinusoid(step_value(x, cond, self.start), 256)
+        e = nn.silu(nn.Dense(self.features, kernel_init=xavier, name="in")(e))
+        return nn.Dense(self.features, kernel_init=zeros if self.start == "zero" else xavier, name="out")(e)
+
+
+def step_value(x: Array, cond: Cond, init: str) -> Float[Array, " b"]:
+    """cond["step"] as float32, one per example, for a network whose step_embed is `init`."""
+    if init not in STEP_INITS:
+        raise ValueError(f"step_embed is one of {', '.join(map(repr, STEP_INITS))}, got {init!r}")
+    if "step" not in (cond or {}):
+        raise ValueError(f"a network with step_embed={init!r} needs cond['step'], the number of timestamps of the walk")
+    return noise_labels(cond["step"], x)  # type: ignore[index]
 
 
 # ------------------------------------------------------------------------------------------ transformers
@@ -235,6 +264,49 @@ def unstack_blocks(params: Mapping[str, Any], name: str = "blocks") -> dict[str,
 
 
 # ------------------------------------------------------------------------------------------ convolutions
+
+
+def loop_conv(x: Array, kernel: Array, strides: Any, padding: Any, **kwargs: Any) -> Array:
+    """`lax.conv_general_dilated` whose gradients on CPU are an ordinary convolution and matrix products.
+
+    XLA on CPU runs its own convolution gradients an order of magnitude slower inside loops and branches; these run
+    there as fast as outside. Other platforms keep theirs. Reverse mode only: `jax.jvp` refuses it. Strided, dilated
+    or grouped convolutions are passed on unchanged.
+    """
+    plain = kwargs.get("feature_group_count", 1) == 1 and all(
+        step == 1 for name in ("lhs_dilation", "rhs_dilation") for step in kwargs.get(name) or (1,)
+    )
+    if not plain or any(stride != 1 for stride in strides):
+        return jax.lax.conv_general_dilated(x, kernel, strides, padding, **kwargs)
+    return _loop_conv(x, kernel, tuple((int(low), int(high)) for low, high in padding))
+
+
+def _conv(x: Array, kernel: Array, padding: Any) -> Array:
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _loop_conv(x: Array, kernel: Array, padding: Any) -> Array:
+    return _conv(x, kernel, padding)
+
+
+def _loop_conv_backward(padding: Any, inputs: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    def products(x: Array, kernel: Array, g: Array) -> tuple[Array, Array]:
+        room = [(size - 1 - low, size - 1 - high) for size, (low, high) in zip(kernel.shape, padding, strict=False)]
+        flipped = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
+        padded = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+        (rows, columns), (_, h, w, _) = kernel.shape[:2], g.shape
+        windows = [[padded[:, i : i + h, j : j + w] for j in range(columns)] for i in range(rows)]
+        weight = [[jnp.einsum("bhwc,bhwf->cf", window, g) for window in row] for row in windows]
+        return _conv(g, flipped, room), jnp.stack([jnp.stack(row) for row in weight])
+
+    def native(x: Array, kernel: Array, g: Array) -> tuple[Array, Array]:
+        return jax.vjp(lambda x, kernel: _conv(x, kernel, padding), x, kernel)[1](g)
+
+    return jax.lax.platform_dependent(*inputs, g, cpu=products, default=native)
+
+
+_loop_conv.defvjp(lambda x, kernel, padding: (_conv(x, kernel, padding), (x, kernel)), _loop_conv_backward)
 
 
 def downsample(

@@ -16,12 +16,15 @@ from jaxdiff.models.layers import Cond, Dtype
 
 
 class MLP(nn.Module):
-    """Points [b d] in, points out; `noise_label` is EDM's c_noise. cond takes `label` (num_classes = none given)."""
+    """Points [b d] in, points out; `noise_label` is EDM's c_noise. cond takes `label` (num_classes = none given)
+    and, with step_embed = "zero" or "reference", `step`.
+    """
 
     channels: int = 2
     width: int = 128
     depth: int = 4
     num_classes: int = 0
+    step_embed: str = ""
     dtype: Dtype = jnp.float32
 
     @nn.compact
@@ -30,12 +33,15 @@ class MLP(nn.Module):
     ) -> Float[Array, "b d"]:
         if x.ndim != 2 or x.shape[-1] != self.channels:
             raise ValueError(f"MLP with channels={self.channels} takes x of shape [b, {self.channels}], got {x.shape}")
-        layers.check_keys("MLP", cond, ("label",) * bool(self.num_classes))
+        keys = ("label",) * bool(self.num_classes) + ("step",) * bool(self.step_embed)
+        layers.check_keys("MLP", cond, keys)
         labels = layers.noise_labels(noise_label, x)
         c = layers.EmbedMLP(self.width, layers.xavier, name="time")(layers.sinusoid(100 * labels, 64))
         if self.num_classes:
             label = (cond or {}).get("label", jnp.full(x.shape[:1], self.num_classes))
             c = c + nn.Embed(self.num_classes + 1, self.width, name="label")(label)
+        if self.step_embed:
+            c = c + layers.StepEmbed(self.width, self.step_embed, name="step")(x, cond)
         h = nn.Dense(self.width, dtype=self.dtype, name="in")(x)
         for i in range(self.depth):
             inner = jnp.concatenate([h, c.astype(h.dtype)], axis=-1)

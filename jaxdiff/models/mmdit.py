@@ -70,6 +70,7 @@ class MMDiT(nn.Module):
     `noise_label` is 1000 t of rectified flow. cond needs `text` [b l text_dim] and, when pooled_dim > 0,
     `pooled` [b pooled_dim]; `text_mask` [b l] hides padding. position_table = S > 0 keeps an S x S table of
     positions as a constant parameter and crops its centre, as the SD3 checkpoints do; 0 computes positions.
+    step_embed = "zero" or "reference" adds the condition `step` to the modulation.
     """
 
     channels: int = 4
@@ -82,6 +83,7 @@ class MMDiT(nn.Module):
     pooled_dim: int = 2048
     qk_norm: bool = True
     position_table: int = 0
+    step_embed: str = ""
     dtype: Dtype = jnp.float32
     remat: bool = False
     scan: bool = False
@@ -91,13 +93,15 @@ class MMDiT(nn.Module):
         self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True
     ) -> Float[Array, "b h w c"]:
         cond = cond or {}
-        keys = ("text", "text_mask") + ("pooled",) * bool(self.pooled_dim)
+        keys = ("text", "text_mask") + ("pooled",) * bool(self.pooled_dim) + ("step",) * bool(self.step_embed)
         layers.check_inputs("MMDiT", x, self.channels, self.patch, cond, keys)
         self._check_text(cond)
         _, height, width, _ = x.shape
         c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(layers.noise_labels(noise_label, x), 256))
         if self.pooled_dim:
             c = c + layers.EmbedMLP(self.width, name="pooled")(jnp.asarray(cond["pooled"], jnp.float32))
+        if self.step_embed:
+            c = c + layers.StepEmbed(self.width, self.step_embed, name="step")(x, cond)
         dense = partial(nn.Dense, self.width, kernel_init=layers.xavier, dtype=self.dtype)
         text = dense(name="text")(jnp.asarray(cond["text"]))
         image = dense(name="patches")(layers.patchify(x, self.patch))

@@ -73,6 +73,10 @@ def _group_norm(x: Array, style: Style, dtype: Dtype, name: str) -> Array:
     return nn.GroupNorm(groups, epsilon=style.epsilon, dtype=dtype, use_fast_variance=False, name=name)(x)
 
 
+def _gradients(loop: bool) -> dict[str, Any]:
+    return {"conv_general_dilated": layers.loop_conv} if loop else {}
+
+
 class Block(nn.Module):
     """A residual block with optional resampling and attention."""
 
@@ -82,28 +86,41 @@ class Block(nn.Module):
     attention: bool = False
     dropout: float = 0.0
     deterministic: bool = True
+    loop: bool = False
+    step_init: str = "zero"
     dtype: Dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b h w c"], e: Float[Array, "b d"]) -> Float[Array, "b k l f"]:
+    def __call__(
+        self, x: Float[Array, "b h w c"], e: Float[Array, "b d"], step: Float[Array, "b d"] | None = None
+    ) -> Float[Array, "b k l f"]:
         style = self.style
         h = self._conv("conv0", self._resample(nn.silu(_group_norm(x, style, self.dtype, "norm0"))))
-        inits = _inits(style, e.shape[-1])
-        affine = nn.Dense(self.features * (1 + style.scale_shift), dtype=self.dtype, name="affine", **inits)(e)
-        affine = affine[:, None, None]
+        extra = None if step is None else self._affine("affine_step", step, float(self.step_init == "reference"))
+        affine = self._affine("affine", e)
         if style.scale_shift:
             scale, shift = jnp.split(affine, 2, axis=-1)
-            h = nn.silu(_group_norm(h, style, self.dtype, "norm1") * (1 + scale) + shift)
+            h = _group_norm(h, style, self.dtype, "norm1") * (1 + scale) + shift
+            if extra is not None:
+                scale, shift = jnp.split(extra, 2, axis=-1)
+                h = h * (1 + scale) + shift
+            h = nn.silu(h)
         else:
-            h = nn.silu(_group_norm(h + affine, style, self.dtype, "norm1"))
+            h = h + affine if extra is None else h + affine + extra
+            h = nn.silu(_group_norm(h, style, self.dtype, "norm1"))
         h = nn.Dropout(self.dropout, deterministic=self.deterministic)(h)
         h = self._conv("conv1", h, gain=style.zero_gain)
         x = (h + self._skip(x)) * style.gain
         return self._attend(x) if self.attention else x
 
+    def _affine(self, name: str, e: Array, gain: float = 1.0) -> Array:
+        features = self.features * (1 + self.style.scale_shift)
+        inits = _inits(self.style, e.shape[-1], gain)
+        return nn.Dense(features, dtype=self.dtype, name=name, **inits)(e)[:, None, None]
+
     def _conv(self, name: str, x: Array, size: int = 3, gain: float = 1.0) -> Array:
-        inits = _inits(self.style, x.shape[-1] * size**2, gain)
-        return nn.Conv(self.features, (size, size), padding=size // 2, dtype=self.dtype, name=name, **inits)(x)
+        fields = {**_inits(self.style, x.shape[-1] * size**2, gain), **_gradients(self.loop)}
+        return nn.Conv(self.features, (size, size), padding=size // 2, dtype=self.dtype, name=name, **fields)(x)
 
     def _resample(self, x: Array) -> Array:
         if not self.resample:
@@ -131,7 +148,9 @@ class UNet(nn.Module):
     """EDM's pixel UNet. The defaults are the unconditional CIFAR-10 network; `resolution` is the one it is named for.
 
     `noise_label` is EDM's c_noise = ln(sigma)/4. cond takes `label` (num_classes = none given) and, when
-    augment_dim > 0, `control` = {"augment": [b, augment_dim]}.
+    augment_dim > 0, `control` = {"augment": [b, augment_dim]}. step_embed = "zero" or "reference" adds the condition
+    `step` (SFD-v): an embedding of its own, and in every block an `affine_step` that is zero at the start or not.
+    `loop` chooses convolution gradients that are fast inside loops on CPU: see `layers.loop_conv`.
     """
 
     resolution: int = 32
@@ -144,6 +163,8 @@ class UNet(nn.Module):
     augment_dim: int = 0
     dropout: float = 0.0
     style: str = "ddpmpp"
+    step_embed: str = ""
+    loop: bool = False
     dtype: Dtype = jnp.float32
     remat: bool = False
 
@@ -153,19 +174,23 @@ class UNet(nn.Module):
     ) -> Float[Array, "b h w c"]:
         style = pick(STYLES, self.style, "UNet style")
         keys = ("label",) * bool(self.num_classes) + ("control",) * bool(self.augment_dim)
+        keys += ("step",) * bool(self.step_embed)
         layers.check_inputs("UNet", x, self.channels, 2 ** (len(self.multipliers) - 1), cond, keys)
-        embedding = self._embed(style, layers.noise_labels(noise_label, x), cond or {})
+        embedding = [self._embed(style, layers.noise_labels(noise_label, x), cond or {})]
+        if self.step_embed:
+            embedding.append(self._embed_step(style, layers.step_value(x, cond, self.step_embed)))
         block = nn.remat(Block) if self.remat else Block
 
         def run(x: Array, name: str, features: int, **kwargs: Any) -> Array:
             fields = {"dropout": self.dropout, "deterministic": deterministic, "dtype": self.dtype, **kwargs}
-            return block(features, style, name=name, **fields)(x, embedding)
+            fields.update(loop=self.loop, step_init=self.step_embed)
+            return block(features, style, name=name, **fields)(x, *embedding)
 
         x, skips = self._encode(style, run, x.astype(self.dtype))
         x = self._decode(style, run, x, skips)
         x = nn.silu(_group_norm(x, style, self.dtype, "out_norm"))
-        inits = _inits(style, x.shape[-1] * 9, style.zero_gain)
-        return nn.Conv(self.channels, (3, 3), padding=1, name="out_conv", **inits)(x.astype(jnp.float32))
+        fields = {**_inits(style, x.shape[-1] * 9, style.zero_gain), **_gradients(self.loop)}
+        return nn.Conv(self.channels, (3, 3), padding=1, name="out_conv", **fields)(x.astype(jnp.float32))
 
     def _embed(self, style: Style, noise_label: Array, cond: Mapping[str, Any]) -> Array:
         features = 4 * self.width
@@ -187,9 +212,16 @@ class UNet(nn.Module):
             )
         return nn.silu(e)
 
-    def _embed_noise(self, style: Style, noise_label: Array) -> Array:
+    def _embed_step(self, style: Style, step: Array) -> Array:
+        """The step condition goes through layers of the noise label's kind and widths, and meets the blocks apart."""
+        features = 4 * self.width
+        e = self._embed_noise(style, step, "map_step")
+        e = nn.silu(nn.Dense(features, name="map_step_layer0", **_inits(style, e.shape[-1]))(e))
+        return nn.silu(nn.Dense(features, name="map_step_layer1", **_inits(style, features))(e))
+
+    def _embed_noise(self, style: Style, noise_label: Array, name: str = "map_noise") -> Array:
         if style.embedding == "fourier":
-            frequencies = self.param("map_noise", nn.initializers.normal(16.0), (self.width,))
+            frequencies = self.param(name, nn.initializers.normal(16.0), (self.width,))
             angles = noise_label[:, None] * 2 * jnp.pi * jax.lax.stop_gradient(frequencies)
             return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
         swapped = style.embedding == "sincos"
@@ -197,8 +229,8 @@ class UNet(nn.Module):
         return jnp.roll(e, self.width // 2, axis=-1) if swapped else e
 
     def _conv3(self, style: Style, x: Array, features: int, name: str, padding: int = 1) -> Array:
-        inits = _inits(style, 9 * x.shape[-1])
-        return nn.Conv(features, (3, 3), padding=padding, dtype=self.dtype, name=name, **inits)(x)
+        fields = {**_inits(style, 9 * x.shape[-1]), **_gradients(self.loop)}
+        return nn.Conv(features, (3, 3), padding=padding, dtype=self.dtype, name=name, **fields)(x)
 
     def _encode(self, style: Style, run: Callable[..., Array], x: Array) -> tuple[Array, list[Array]]:
         image, skips = x, []

@@ -2,7 +2,7 @@
 
 from jaxdiff.solvers.gits import gits
 from jaxdiff.solvers.grids import GRIDS, grid
-from jaxdiff.solvers.sample import solve
+from jaxdiff.solvers.sample import analytic_first_step, solve
 from jaxdiff.solvers.steps import (
     SOLVERS,
     Solver,
@@ -22,6 +22,7 @@ __all__ = [
     "GRIDS",
     "SOLVERS",
     "Solver",
+    "analytic_first_step",
     "ancestral",
     "dpm2",
     "dpmpp2m",

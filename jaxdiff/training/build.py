@@ -8,17 +8,20 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxdiff import denoisers, models, noise, solvers
+from jaxdiff import denoisers, models, noise, solvers, weights
 from jaxdiff.data import Dataset, load
 from jaxdiff.denoisers import Cond, Denoiser
 from jaxdiff.errors import pick
+from jaxdiff.evaluation.lpips import LPIPS
 from jaxdiff.methods import METHODS, Method, ema
-from jaxdiff.training import optim, sharding
+from jaxdiff.training import optim, sharding, teachers
+from jaxdiff.training.teachers import Frozen
 
 
 class Job(NamedTuple):
@@ -31,12 +34,13 @@ class Job(NamedTuple):
     method: Method
     null: Cond
     solver: solvers.Solver
+    frozen: Frozen | None = None  # what the method's init takes from outside
 
     @property
     def nfe(self) -> int:
         """Network evaluations per sample; guidance doubles them."""
         c = self.config.sample
-        once = self.solver.nfe(c.steps, to_zero=c.to_zero)
+        once = self.solver.nfe(c.steps, c.afs, c.to_zero)
         return once * (2 if c.guidance != 1.0 and self.null else 1)
 
 
@@ -51,8 +55,8 @@ def build(config: ConfigDict, devices: Any = None) -> Job:
         dataset = unlabelled(dataset)
     null: Cond = {"label": model.num_classes} if getattr(model, "num_classes", 0) else None
     solver = solvers.make(config.sample.solver, **_options(config.sample.options))
-    method = pick(BUILDERS, config.method.name, "method")(config, model, null, solver)
-    return Job(config, dataset, mesh, model, method, null, solver)
+    method, frozen = pick(BUILDERS, config.method.name, "method")(config, model, dataset, null, solver)
+    return Job(config, dataset, mesh, model, method, null, solver, frozen)
 
 
 def reference_data(config: ConfigDict) -> Dataset:
@@ -124,19 +128,26 @@ def build_weight(config: ConfigDict) -> noise.Weight:
     return noise.make_weight(config.noise.weight, **options)
 
 
-def build_sampler(config: ConfigDict, null: Cond, solver: solvers.Solver) -> Callable[..., Array]:
-    """(denoise, unit noise, cond, key) -> x0 with the config's solver, grid and guidance."""
+def build_grid(config: ConfigDict) -> Callable[[int], Any]:
+    """Number of timestamps -> the config's grid of so many."""
     c = config.sample
     table = denoisers.sigma_table(abar(config)) if c.grid == "discrete" else None
     low, high = (
         (c.sigma_min, c.sigma_max) if table is None else (max(c.sigma_min, table[0]), min(c.sigma_max, table[-1]))
     )
-    sigmas = solvers.grid(c.steps, low, high, c.grid, c.rho if c.grid == "polynomial" else None, table)
+    return lambda n: solvers.grid(n, low, high, c.grid, c.rho if c.grid == "polynomial" else None, table)
+
+
+def build_sampler(config: ConfigDict, null: Cond, solver: solvers.Solver) -> Callable[..., Array]:
+    """(denoise, unit noise, cond, key) -> x0 with the config's solver, grid and guidance."""
+    c = config.sample
+    sigmas = build_grid(config)(c.steps)
 
     def sampler(denoise: Denoiser, unit: Array, cond: Cond = None, key: Array | None = None) -> Array:
         if c.guidance != 1.0 and null:
             denoise = denoisers.guided(denoise, c.guidance, null)
-        return solvers.solve(denoise, sigmas[0] * unit, sigmas, solver, cond, key=key, to_zero=c.to_zero)
+        start = sigmas[0] * unit
+        return solvers.solve(denoise, start, sigmas, solver, cond, afs=c.afs, key=key, to_zero=c.to_zero)
 
     return sampler
 
@@ -144,19 +155,26 @@ def build_sampler(config: ConfigDict, null: Cond, solver: solvers.Solver) -> Cal
 def build_optimizer(config: ConfigDict) -> Any:
     c = config.optim
     return optim.make(
-        c.name,
-        c.learning_rate,
-        config.data.batch_size,
-        clip=c.clip,
-        warmup_images=c.warmup_images,
-        decay=c.decay,
-        decay_images=c.decay_images,
-        options=_options(c.options),
+        c.name, c.learning_rate, config.data.batch_size, clip=c.clip, **_schedule(config), options=_options(c.options)
     )
 
 
-def _denoise(config: ConfigDict, model: Any, null: Cond, solver: solvers.Solver) -> Method:
-    return METHODS["denoise"](
+def build_rate(config: ConfigDict) -> tuple[Any, Callable[[Any], Any]]:
+    """For methods of several updates an iteration: a constant-rate optimizer, and its factor by iteration."""
+    c = config.optim
+    plain = optim.make(c.name, c.learning_rate, config.data.batch_size, clip=c.clip, options=_options(c.options))
+    return plain, optim.schedule(1.0, config.data.batch_size, **_schedule(config))
+
+
+def _schedule(config: ConfigDict) -> dict[str, Any]:
+    c = config.optim
+    return {"warmup_images": c.warmup_images, "decay": c.decay, "decay_images": c.decay_images}
+
+
+def _denoise(
+    config: ConfigDict, model: Any, dataset: Dataset, null: Cond, solver: solvers.Solver
+) -> tuple[Method, None]:
+    method = METHODS["denoise"](
         model,
         build_optimizer(config),
         build_sampler(config, null, solver),
@@ -168,9 +186,81 @@ def _denoise(config: ConfigDict, model: Any, null: Cond, solver: solvers.Solver)
         drop=config.cond.drop if null else 0.0,
         parts=config.optim.accumulate,
     )
+    return method, None
 
 
-BUILDERS: dict[str, Callable[..., Method]] = {"denoise": _denoise}
+def _sfd(config: ConfigDict, model: Any, dataset: Dataset, null: Cond, solver: solvers.Solver) -> tuple[Method, Frozen]:
+    c, s = config.sfd, config.sample
+    if s.solver != "euler" or s.to_zero:
+        raise ValueError(
+            f"an SFD student is sampled by Euler steps on the grid it was trained for: set sample.solver='euler' and "
+            f"sample.to_zero=False, got {s.solver!r} and {s.to_zero}"
+        )
+    if s.steps - 1 - s.afs not in c.nfe:
+        raise ValueError(
+            f"this student is made for {', '.join(map(str, c.nfe))} evaluations (sfd.nfe); sample.steps={s.steps} "
+            f"timestamps with afs={s.afs} are {s.steps - 1 - s.afs}"
+        )
+    plain = model.clone(step_embed="") if getattr(model, "step_embed", "") and not c.teacher_step else model
+    teacher = teachers.make(config, plain, dataset, build_model)
+    perceptual, lpips = build_lpips(config, dataset)
+    optimizer, rate = build_rate(config)
+    method = METHODS["sfd"](
+        model,
+        optimizer,
+        nfe=c.nfe,
+        afs=s.afs,
+        grid=build_grid(config),
+        substeps=c.substeps,
+        solver=solvers.make(c.solver, **_options(c.solver_options)),
+        teacher=teacher.denoiser,
+        teacher_afs=c.teacher_afs,
+        teacher_step=c.teacher_step,
+        wrapper=build_wrapper(config),
+        condition=c.condition,
+        loss=c.loss,
+        perceptual=perceptual,
+        dropout=c.dropout,
+        guidance=c.guidance,
+        sample_guidance=s.guidance,
+        null=null,
+        sample_nfe=s.steps - 1 - s.afs,
+        rate=rate,
+        decay=ema.make(config.ema.kind, **_options(config.ema.options)) if c.average else None,
+        parts=config.optim.accumulate,
+    )
+    shapes = {"teacher": teacher.frozen.shapes, **({} if lpips is None else {"lpips": lpips.shapes})}
+
+    def load() -> dict[str, Any]:
+        return {"teacher": teacher.frozen.load(), **({} if lpips is None else {"lpips": lpips.load()})}
+
+    return method, Frozen(shapes, load)
+
+
+def build_lpips(config: ConfigDict, dataset: Dataset) -> tuple[Callable[..., Any] | None, Frozen | None]:
+    """The LPIPS network of a loss that names it, and its weights."""
+    c = config.sfd.lpips
+    if "lpips" not in config.sfd.loss.split("+"):
+        return None, None
+    net = LPIPS(net=c.net, pool=c.pool, resize=c.resize)
+    example = jnp.zeros((1, *dataset.image_shape))
+    shapes = jax.eval_shape(lambda: net.init(jax.random.key(0), example, example)["params"])
+
+    def load() -> Any:
+        if not c.weights:
+            raise ValueError(
+                f"sfd.loss={config.sfd.loss!r} needs the weights of LPIPS: --config.sfd.lpips.weights=FILE "
+                "(docs/weights.md tells where they come from); without them use --config.sfd.loss=l1"
+            )
+        found, params = weights.load(c.weights, "lpips")
+        if found.net != c.net:
+            raise ValueError(f"{c.weights} holds the {found.net} network; set sfd.lpips.net={found.net!r}")
+        return params
+
+    return lambda params, a, b: net.apply({"params": params}, a, b), Frozen(shapes, load)
+
+
+BUILDERS: dict[str, Callable[..., tuple[Method, Frozen | None]]] = {"denoise": _denoise, "sfd": _sfd}
 
 
 def _options(options: Any) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, quiet: bool = False
     """Train as the config says, in `workdir`; going on from its newest checkpoint if there is one."""
     job = build(config, devices)
     declared, shardings = declare(job)
+    frozen = read_frozen(job, Path(workdir) / "checkpoints")
     root = prepare(workdir, config)
     metric = "distance" if config.train.eval_every else ""
     checkpoints = Checkpoints(root / "checkpoints", config.checkpoint.keep, metric)
@@ -64,7 +65,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, quiet: bool = False
     log = Logger(root, config.train.steps, first, quiet)
     with Stop() as stop:
         try:
-            state = start(job, checkpoints, declared, shardings, log)
+            state = start(job, checkpoints, declared, shardings, log, frozen)
             report(job, declared, log)
             return loop(job, state, first, shardings, checkpoints, log, stop, root)
         finally:
@@ -92,9 +93,16 @@ def prepare(workdir: str | os.PathLike, config: ConfigDict) -> Path:
 
 def declare(job: Job) -> tuple[Any, Any]:
     """The state's shapes with shardings, and the shardings alone; nothing is computed."""
-    abstract = jax.eval_shape(job.method.init, jax.random.key(0), example_batch(job))
+    outside = () if job.frozen is None else (job.frozen.shapes,)
+    abstract = jax.eval_shape(job.method.init, jax.random.key(0), example_batch(job), *outside)
     shardings = state_shardings(abstract, job.mesh, job.config.mesh.min_size)
     return with_shardings(abstract, shardings), shardings
+
+
+def read_frozen(job: Job, checkpoints: Path) -> Any:
+    """What the method's init takes from outside, such as a teacher; a run that goes on has it in its checkpoint."""
+    begun = checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
+    return None if job.frozen is None or begun else job.frozen.load()
 
 
 def example_batch(job: Job) -> Any:
@@ -104,7 +112,7 @@ def example_batch(job: Job) -> Any:
     return jax.tree.map(lambda a: np.zeros((ways, *a.shape[1:]), a.dtype), batch)
 
 
-def start(job: Job, checkpoints: Checkpoints, declared: Any, shardings: Any, log: Logger) -> Any:
+def start(job: Job, checkpoints: Checkpoints, declared: Any, shardings: Any, log: Logger, frozen: Any = None) -> Any:
     """The newest checkpoint's state; else fresh, with parameters from `train.init_from` if given."""
     step, source = checkpoints.latest(), job.config.train.init_from
     if step is not None:
@@ -116,18 +124,20 @@ def start(job: Job, checkpoints: Checkpoints, declared: Any, shardings: Any, log
     # initialisers compile slowly and run once: on CPU, spare them the compiler's optimizations
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     init = jax.jit(job.method.init, out_shardings=shardings, compiler_options=options)
-    state = init(jax.random.fold_in(jax.random.key(job.config.seed), 0), example_batch(job))
+    outside = () if frozen is None else (jax.device_put(frozen, shardings.frozen),)
+    state = init(jax.random.fold_in(jax.random.key(job.config.seed), 0), example_batch(job), *outside)
     if found is None:
         log.say("starting afresh")
         return state
     log.say(f"starting from the parameters of {source}")
-    return jax.device_put(state.replace(params=jax.tree.map(jnp.copy, found.ema), ema=found.ema), shardings)
+    average = None if state.ema is None else found.ema
+    return jax.device_put(state.replace(params=jax.tree.map(jnp.copy, found.ema), ema=average), shardings)
 
 
 def report(job: Job, declared: Any, log: Logger) -> None:
     """What is about to run and what it will hold on each device."""
     parameters = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(getattr(declared, "params", declared)))
-    held = [name for name in ("params", "opt_state", "ema") if hasattr(declared, name)]
+    held = [name for name in ("params", "opt_state", "ema", "frozen") if getattr(declared, name, None)]
     sizes = ", ".join(f"{name} {bytes_per_device(getattr(declared, name)) / 2**20:.1f} MiB" for name in held)
     mesh = " x ".join(f"{name} {size}" for name, size in job.mesh.shape.items())
     log.say(f"{parameters:,} parameters; per device: {sizes}; mesh {mesh} on {jax.devices()[0].platform}")

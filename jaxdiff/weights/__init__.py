@@ -14,7 +14,7 @@ from jaxdiff.denoisers import Denoiser
 from jaxdiff.errors import pick
 from jaxdiff.models import check_fields, network
 from jaxdiff.models.layers import stack_blocks, unstack_blocks
-from jaxdiff.weights import dit, edm, efficientnet, files, inception, names, sd3
+from jaxdiff.weights import dit, edm, efficientnet, files, inception, lpips, names, sd3
 from jaxdiff.weights.files import Source
 from jaxdiff.weights.names import Kind, WeightsError
 
@@ -24,6 +24,7 @@ KINDS: dict[str, Kind] = {
     "sd3": sd3.KIND,
     "inception": inception.KIND,
     "efficientnet_lite0": efficientnet.KIND,
+    "lpips": lpips.KIND,
 }
 
 __all__ = ["KINDS", "WeightsError", "load", "load_denoiser", "save"]
@@ -32,12 +33,13 @@ __all__ = ["KINDS", "WeightsError", "load", "load_denoiser", "save"]
 def load(source: Source, kind: str, **overrides: Any) -> tuple[nn.Module, dict[str, Any]]:
     """The model and its float32 parameters, for `model.apply({"params": params}, x, noise_label, cond)`.
 
-    Feature networks are called with images alone, see `jaxdiff.evaluation.feature_net`.
+    Feature networks are called with images alone, see `jaxdiff.evaluation.feature_net`; LPIPS with two batches of them.
     The architecture is read from names and shapes; `overrides` set what they cannot tell (heads) and how it
     runs (dtype, remat, scan, dropout). Every missing, unexpected or mis-shaped array is an error.
     """
     rules = pick(KINDS, kind, "weights kind")
     arrays = files.read(source)
+    rules = rules.named(arrays) if rules.named else rules
     check_fields(rules.model, overrides)
     fields = {**rules.infer(arrays), **overrides}
     unknown = [field for field, value in fields.items() if value is None]

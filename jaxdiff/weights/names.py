@@ -53,6 +53,7 @@ class Kind(NamedTuple):
     )  # public arrays that we compute instead of storing
     ignored: Callable[[str], bool] = lambda name: False  # public arrays of no consequence
     example: Callable[[Any], tuple] | None = None  # what to initialise with, if not (x, noise_label, cond)
+    named: Callable[[Mapping[str, np.ndarray]], Kind] | None = None  # the kind under other names that these arrays have
 
 
 as_is = Layout(lambda w: w, lambda w: (w,))

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 from picture_files import write_pictures
-from training_runs import PICTURES, POINTS, config_of, saved_state, saved_steps
+from training_runs import PICTURES, POINTS, config_of, pictures_of, points_of, saved_state, saved_steps
 
+from jaxdiff import solvers
 from jaxdiff.training import build, trainer
 from jaxdiff.training.checkpoint import CheckpointError, Checkpoints
 from jaxdiff.training.export import read_config
@@ -65,6 +66,81 @@ def test_a_config_that_is_wrong_leaves_no_folder(tmp_path, changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         train(changes, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method.name": "sdf"}, "unknown method 'sdf' (did you mean 'sfd'?)"),
+        (
+            {"teacher.kind": "run"},
+            "a distillation needs a teacher: --config.teacher.path=FOLDER of a run (make one with: jaxdiff train",
+        ),
+        ({"teacher.kind": "edm"}, "a distillation needs a teacher: --config.teacher.path="),
+        (
+            {"teacher.kind": "runs"},
+            "unknown teacher kind 'runs' (did you mean 'run'?); choose one of run, analytic, fresh, edm, dit, sd3",
+        ),
+        ({"teacher.kind": "inception"}, "unknown teacher kind 'inception'"),
+        ({"sfd.loss": "l1+lpisp"}, "'lpisp' (did you mean 'lpips'?)"),
+        ({"sfd.loss": "huber"}, "unknown SFD loss"),
+        ({"sfd.condition": "step"}, "unknown SFD condition 'step' (did you mean 'steps'?)"),
+        (
+            {"sfd.nfe": (1, 1), "sample.steps": 3},
+            "nfe lists the student's evaluations, each once and at least 1, got (1, 1)",
+        ),
+        (
+            {"sfd.nfe": (0,), "sample.steps": 2},
+            "nfe lists the student's evaluations, each once and at least 1, got (0,)",
+        ),
+        ({"sfd.substeps": 0}, "substeps (K), the teacher's steps per student step, must be at least 1, got 0"),
+        ({"sfd.solver": "dpmp3m"}, "unknown solver 'dpmp3m' (did you mean 'dpmpp3m'?)"),
+        ({"sfd.solver": "ancestral"}, "the teacher's solver must be deterministic"),
+        ({"sample.steps": 6}, "made for 1, 2 evaluations (sfd.nfe); sample.steps=6 timestamps with afs=True are 4"),
+        ({"sample.afs": False}, "made for 1, 2 evaluations (sfd.nfe); sample.steps=4 timestamps with afs=False are 3"),
+        ({"sample.solver": "heun"}, "set sample.solver='euler' and sample.to_zero=False, got 'heun' and False"),
+        ({"sample.to_zero": True}, "set sample.solver='euler' and sample.to_zero=False, got 'euler' and True"),
+        ({"model.fields.step_embed": "zeros"}, "step_embed is one of '', 'zero', 'reference', got 'zeros'"),
+        (
+            {"teacher.kind": "fresh", "sfd.teacher_step": 4, "model.fields.step_embed": ""},
+            "teacher_step=4 is a condition of the teacher, but the model has no step_embed",
+        ),
+    ],
+)
+def test_a_distillation_that_is_wrong_leaves_no_folder(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        train(changes, tmp_path / "run", points_of("sfd"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"teacher.kind": "analytic"},
+            ValueError,
+            "teacher.kind='analytic' knows the data source 'mixture' only, got 'digits'",
+        ),
+        (
+            {"sfd.loss": "l1+lpips"},
+            ValueError,
+            "sfd.loss='l1+lpips' needs the weights of LPIPS: --config.sfd.lpips.weights=FILE",
+        ),
+        ({"sfd.loss": "lpips", "sfd.lpips.weights": "no.npz"}, FileNotFoundError, "no weights at no.npz"),
+        ({"sfd.loss": "lpips", "sfd.lpips.net": "vg"}, ValueError, "unknown LPIPS net 'vg' (did you mean 'vgg'?)"),
+    ],
+)
+def test_a_distillation_of_pictures_that_is_wrong_leaves_no_folder(tmp_path, changes, error, message):
+    resized = {"sfd.lpips.resize": 64, **changes}
+    with pytest.raises(error, match=re.escape(message)):
+        train(resized, tmp_path / "run", pictures_of("sfd"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in solvers.GRIDS if kind != "discrete"])
+def test_every_grid_of_the_config_nests(kind):
+    """A student can walk any of them: the teacher's finer grid has all its points."""
+    build(config_of(points_of("sfd"), {"sample.grid": kind, "sfd.nfe": (1, 2, 7), "sfd.substeps": 5}), ONE)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
-from training_runs import PICTURES, POINTS, assert_close, config_of, lines, losses, saved_state, saved_steps
+from training_runs import (
+    METHODS,
+    PICTURES,
+    POINTS,
+    assert_close,
+    config_of,
+    lines,
+    losses,
+    points_of,
+    saved_state,
+    saved_steps,
+)
 
 from jaxdiff.training import NonFinite, trainer
 from jaxdiff.training.checkpoint import Checkpoints
@@ -22,9 +33,11 @@ def train(changes, workdir, base=POINTS):
     return trainer.train(config_of(base, changes), workdir, quiet=True, devices=ONE)
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path):
-    whole = train({"data.batch_size": 16, "train.steps": 4}, tmp_path / "1")
-    parts = train({"data.batch_size": 16, "train.steps": 4, "optim.accumulate": 4}, tmp_path / "4")
+@pytest.mark.parametrize("method", METHODS)
+def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, method):
+    changes = {"data.batch_size": 16, "train.steps": 4}
+    whole = train(changes, tmp_path / "1", points_of(method))
+    parts = train({**changes, "optim.accumulate": 4}, tmp_path / "4", points_of(method))
     found, wanted = losses(tmp_path / "4"), losses(tmp_path / "1")
     np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-5)
     assert_close(parts.state.params, whole.state.params, 1e-5)
@@ -32,7 +45,8 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path):
     np.testing.assert_allclose(norms[0], norms[1], rtol=1e-4)
 
 
-def test_nothing_is_traced_or_compiled_after_the_first_round(tmp_path, monkeypatch, count_traces):
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_is_traced_or_compiled_after_the_first_round(tmp_path, monkeypatch, count_traces, method):
     """The step, the sampler of evaluations and that of grids: once each; from the second evaluation on nothing at all."""
     counted, compiled, seen = {}, [], []
 
@@ -52,7 +66,7 @@ def test_nothing_is_traced_or_compiled_after_the_first_round(tmp_path, monkeypat
         lambda event, seconds, **_: compiled.append(event) if event.endswith("backend_compile_duration") else None
     )
     changes = {"train.eval_every": 3, "train.sample_every": 3, "eval.samples": 24, "train.steps": 12}
-    train(changes, tmp_path)
+    train(changes, tmp_path, points_of(method))
     assert {name: function.traces for name, function in counted.items()} == {"step": 1, "sample": 1}
     assert len(seen) == 12 and seen[4] > 0 and len(set(seen[4:])) == 1, seen
 
@@ -79,9 +93,10 @@ def poison(monkeypatch, at):
     monkeypatch.setattr(trainer, "build", poisoned)
 
 
-def assert_saved_is_finite(workdir):
+def assert_saved_is_finite(workdir, method="denoise"):
     for step in saved_steps(workdir):
-        assert all(np.isfinite(np.asarray(a)).all() for a in jax.tree.leaves(saved_state(workdir, step)))
+        state = saved_state(workdir, step, config_of(points_of(method)))
+        assert all(np.isfinite(np.asarray(a)).all() for a in jax.tree.leaves(state))
 
 
 @pytest.mark.parametrize("log_every", [1, 10])
@@ -95,12 +110,14 @@ def test_a_non_finite_step_stops_the_run_and_is_named(tmp_path, monkeypatch, log
     assert_saved_is_finite(tmp_path)
 
 
-def test_a_learning_rate_that_explodes_names_an_array_and_saves_nothing_bad(tmp_path):
+@pytest.mark.parametrize("method", METHODS)
+def test_a_learning_rate_that_explodes_names_an_array_and_saves_nothing_bad(tmp_path, method):
+    changes = {"optim.learning_rate": 1e30, "optim.clip": 0.0, "optim.warmup_images": 0}
     with pytest.raises(
-        NonFinite, match=r"NaN or infinite at step \d, first in params/[a-z0-9_/]+\. .*lower the learning"
+        NonFinite, match=r"at step \d, first in (params|opt_state/0/nu)/[a-z0-9_/]+\. .*lower the learning"
     ):
-        train({"optim.learning_rate": 1e30, "optim.clip": 0.0, "optim.warmup_images": 0}, tmp_path)
-    assert_saved_is_finite(tmp_path)
+        train(changes, tmp_path, points_of(method))
+    assert_saved_is_finite(tmp_path, method)
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])

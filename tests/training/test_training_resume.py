@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 from training_runs import (
+    METHODS,
     POINTS,
     assert_same_bits,
     config_of,
     lines,
     losses,
+    points_of,
     saved_state,
     saved_steps,
 )
@@ -68,10 +70,11 @@ def straight(tmp_path_factory):
     return workdir, out, err
 
 
-def assert_like(workdir, straight):
+def assert_like(workdir, straight, method="denoise"):
     """Parameters, optimizer, average and every loss, to the bit; and each step saw the batch it should."""
     assert saved_steps(workdir)[-1] == STEPS
-    assert_same_bits(saved_state(workdir, STEPS), saved_state(straight, STEPS))
+    config = config_of(points_of(method))
+    assert_same_bits(saved_state(workdir, STEPS, config), saved_state(straight, STEPS, config))
     assert (workdir / "export.safetensors").read_bytes() == (straight / "export.safetensors").read_bytes()
     assert losses(workdir) == losses(straight) and list(losses(straight)) == list(range(1, STEPS + 1))
     for line in lines(workdir, "batches.jsonl"):
@@ -113,6 +116,32 @@ def test_killed_stopped_interrupted_and_run_again(straight, tmp_path):
     code, out, _ = run(tmp_path)
     assert code == 0 and f"resuming from the checkpoint of step {last + 2}\n" in out
     assert_like(tmp_path, straight[0])
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "denoise"])
+def test_every_other_method_goes_on_where_it_was_killed_or_stopped(method, tmp_path):
+    """Killed after the second save began, so that the first is whole; then stopped between saves; then left alone."""
+    straight, workdir = tmp_path / "straight", tmp_path / "ended"
+    order = {"method": method, "environment": {"XLA_FLAGS": "--xla_backend_optimization_level=0"}}  # compiles sooner
+    undisturbed = start(straight, **order)  # beside the others
+    try:
+        code, out, err = run(workdir, **order, moment="step", step=2 * EVERY + 1, signal="SIGKILL")
+        assert code == -signal.SIGKILL and "starting afresh\n" in out, err
+        last, stop = saved_steps(workdir)[-1], 3 * EVERY
+        assert last in (EVERY, 2 * EVERY)
+
+        code, out, err = run(workdir, **order, moment="step", step=stop, signal="SIGTERM")
+        assert code == 0 and f"resuming from the checkpoint of step {last}\n" in out, err
+        assert f"SIGTERM received: step {stop + 1} is saved in {workdir}" in out
+        assert saved_steps(workdir)[-1] == stop + 1 and (workdir / "export.safetensors").exists()
+
+        code, out, err = run(workdir, **order)
+        assert code == 0 and f"resuming from the checkpoint of step {stop + 1}\n" in out, err
+        code, _, err = finish(undisturbed)
+        assert code == 0, err
+    finally:
+        undisturbed.kill()
+    assert_like(workdir, straight, method)
 
 
 def test_kill_9_in_the_middle_of_a_save(straight, tmp_path):

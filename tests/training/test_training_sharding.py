@@ -3,7 +3,17 @@
 import jax
 import numpy as np
 import pytest
-from training_runs import PICTURES, POINTS, assert_close, assert_same_bits, config_of, losses, saved_state
+from training_runs import (
+    METHODS,
+    PICTURES,
+    POINTS,
+    assert_close,
+    assert_same_bits,
+    config_of,
+    losses,
+    pictures_of,
+    saved_state,
+)
 
 from jaxdiff.training import build, sample, train, trainer
 from jaxdiff.training.sharding import bytes_per_device, make_mesh, path_name, spec_of, state_shardings
@@ -21,19 +31,19 @@ def images(config, state, devices=None):
     return np.concatenate([part for part, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
-@pytest.fixture(scope="module")
-def single(tmp_path_factory):
-    """The run on one device: its folder, state and images."""
+@pytest.fixture(scope="module", params=METHODS)
+def single(request, tmp_path_factory):
+    """The run of a method on one device: its name, folder, state and images."""
     workdir, one = tmp_path_factory.mktemp("single"), jax.devices()[:1]
-    config = config_of(PICTURES, {"sample.count": 0})
+    config = config_of(pictures_of(request.param), {"sample.count": 0})
     state = train(config, workdir, quiet=True, devices=one).state
-    return workdir, state, images(config, state, one)
+    return request.param, workdir, state, images(config, state, one)
 
 
 @pytest.mark.parametrize("name", MESHES)
 def test_meshes_agree_with_one_device(single, tmp_path, name):
-    workdir, state, (pictures, labels) = single
-    config = config_of(PICTURES, {"sample.count": 0, **MESHES[name]})
+    method, workdir, state, (pictures, labels) = single
+    config = config_of(pictures_of(method), {"sample.count": 0, **MESHES[name]})
     result = train(config, tmp_path, quiet=True)
     found, wanted = losses(tmp_path), losses(workdir)
     assert list(found) == list(wanted) == [1, 2, 3, 4]
@@ -45,14 +55,15 @@ def test_meshes_agree_with_one_device(single, tmp_path, name):
     assert (other_labels == labels).all()
     assert_split(result.state, name)
     if name == "data_fsdp_tensor":
-        restore_on_fewer(tmp_path, result.state)
+        restore_on_fewer(tmp_path, result.state, method)
 
 
 def assert_split(state, name):
-    """What each device really holds, of a parameter, its moments and its average."""
+    """What each device really holds, of a parameter, its moments, its average and its teacher."""
     parts = {"data": (1, 1), "fsdp": (8, 1), "data_fsdp_tensor": (2, 2)}[name]
     fsdp, tensor = parts
-    for tree in (state.params, state.ema, state.opt_state[1][0].mu):
+    others = [state.ema, *(getattr(state, "frozen", None) or {}).values()]
+    for tree in (state.params, state.opt_state[1][0].mu, *(tree for tree in others if tree)):
         kernel = tree["blocks_0"]["attention"]["qkv"]["kernel"]
         assert kernel.shape == (32, 3, 4, 8)
         assert {s.data.shape for s in kernel.addressable_shards} == {(32 // fsdp, 3, 4 // tensor, 8)}
@@ -64,10 +75,10 @@ def assert_split(state, name):
     assert {s.data.shape for s in tree["final"]["out"]["bias"].addressable_shards} == {(4,)}
 
 
-def restore_on_fewer(workdir, state):
+def restore_on_fewer(workdir, state, method):
     """The checkpoint of eight devices on two and on one, to the bit."""
     for devices, mesh in ((jax.devices()[:2], {"mesh.data": 1, "mesh.fsdp": 2}), (jax.devices()[:1], {})):
-        restored = saved_state(workdir, 4, config_of(PICTURES, mesh), devices)
+        restored = saved_state(workdir, 4, config_of(pictures_of(method), mesh), devices)
         assert_same_bits(restored, state)
         kernel = restored.params["blocks_0"]["mlp"]["in"]["kernel"]
         assert len(kernel.addressable_shards) == len(devices)

@@ -2,6 +2,8 @@
 
     python training_driver.py '{"workdir": ..., "changes": {...}, "moment": ..., "signal": ..., "step": ...}'
 
+`method` and `pictures` choose the run, `changes` change it.
+
 Moments at which it signals itself: `step` (the batch of that step has arrived), `save_begun` (the folder of that step's
 checkpoint was made) and `save_written` (all is written, the folder is about to get its final name). At `compile` and
 `evaluate` it says so and dawdles, for the parent to act. `full_disk`: the files of that step's checkpoint do not fit.
@@ -22,7 +24,7 @@ if "process" in ORDER:
 
     jax.distributed.initialize(f"127.0.0.1:{ORDER['port']}", 2, ORDER["process"])
 
-from training_runs import PICTURES, POINTS, config_of  # noqa: E402
+from training_runs import config_of, pictures_of, points_of  # noqa: E402
 
 from jaxdiff.training import trainer  # noqa: E402
 
@@ -101,6 +103,7 @@ if MOMENT == "compile":
     trainer.compile_step = slow_compile
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit fails, as on a full disk, instead of killing
 sys.addaudithook(watch)
-result = trainer.train(config_of(PICTURES if ORDER.get("pictures") else POINTS, ORDER.get("changes")), WORKDIR)
+base = (pictures_of if ORDER.get("pictures") else points_of)(ORDER.get("method", "denoise"))
+result = trainer.train(config_of(base, ORDER.get("changes")), WORKDIR)
 say(f"RETURNED step {result.step}, stopped {result.stopped}")
 say(f"FOREIGN {sorted({'torch', 'tensorflow', 'keras'} & set(sys.modules))}")

@@ -44,6 +44,37 @@ PICTURES = {
 }
 del PICTURES["data.options.count"], PICTURES["model.fields.width"], PICTURES["model.fields.depth"]
 
+SFD = {
+    "method.name": "sfd",
+    # L1's gradient is a sum of signs. Where they cancel, the order of summation decides between zero and rounding, and
+    # Adam makes a whole step of the latter: runs on one and on eight devices would part.
+    "sfd.loss": "l2",
+    "model.fields.step_embed": "zero",
+    "sfd.nfe": (1, 2),
+    "sfd.substeps": 2,
+    "sample.solver": "euler",
+    "sample.to_zero": False,
+    "sample.afs": True,
+    "sample.sigma_min": 0.006,
+    "sample.steps": 4,
+}
+# Every training algorithm: how it changes the runs on points and those on pictures. The tests that every method must
+# pass (stopped and resumed, spread over devices) go through all of them.
+METHODS = {
+    "denoise": {"points": {}, "pictures": {}},
+    "sfd": {"points": {**SFD, "teacher.kind": "analytic"}, "pictures": {**SFD, "teacher.kind": "fresh"}},
+}
+
+
+def points_of(method: str) -> dict[str, Any]:
+    """POINTS by a method."""
+    return {**POINTS, **METHODS[method]["points"]}
+
+
+def pictures_of(method: str) -> dict[str, Any]:
+    """PICTURES by a method."""
+    return {**PICTURES, **METHODS[method]["pictures"]}
+
 
 def config_of(base: Mapping[str, Any] = POINTS, changes: Mapping[str, Any] | None = None) -> Any:
     """The default config with the changes of both, named by their path."""

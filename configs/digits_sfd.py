@@ -1,0 +1,42 @@
+"""SFD-v of the digits' teacher: one student for 2, 3, 4 and 5 evaluations.
+
+    jaxdiff train --config=configs/digits.py --workdir=runs/digits
+    jaxdiff train --config=configs/digits_sfd.py --config.teacher.path=runs/digits --workdir=runs/digits_sfd
+    jaxdiff sample --workdir=runs/digits_sfd --nfe=2
+
+`:second` distils that student on to one evaluation:
+
+    jaxdiff train --config=configs/digits_sfd.py:second --config.teacher.path=runs/digits_sfd --workdir=runs/digits_one
+
+Any CPU, in minutes; the quickstart trains both. `:tiny` takes a few steps of a small network, its teacher untrained.
+"""
+
+from ml_collections import ConfigDict
+
+from jaxdiff.configs import digits
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    if arg not in ("", "second", "tiny"):
+        raise ValueError(f"digits_sfd takes the argument 'second', 'tiny' or none, got {arg!r}")
+    c = digits.get_config("tiny" if arg == "tiny" else "")
+    with c.unlocked():
+        c.method.name = "sfd"
+        c.model.fields.step_embed = "zero"
+        c.sfd.nfe, c.sfd.substeps, c.sfd.solver = (2, 3, 4, 5), 3, "dpmpp2m"
+        c.optim.learning_rate = 1e-3
+        c.optim.warmup_images = 0
+        c.sample.solver, c.sample.to_zero, c.sample.afs = "euler", False, True
+        c.sample.sigma_min = 0.006
+        c.sample.steps = 7
+        if arg == "tiny":
+            c.teacher.kind = "fresh"
+            c.sfd.nfe, c.sample.steps = (2, 3), 4
+            return c
+        c.train.steps, c.train.log_every, c.train.save_every = 110, 10, 100
+        if arg == "second":
+            c.sfd.nfe, c.sample.steps = (1,), 3
+            c.sfd.solver, c.sfd.teacher_afs, c.sfd.teacher_step = "euler", True, 7
+            c.train.steps, c.train.log_every = 300, 50
+        c.optim.decay_images = c.data.batch_size * c.train.steps
+    return c

@@ -1,0 +1,362 @@
+"""SFD and SFD-v: a teacher distilled into a few Euler steps (Zhou et al., NeurIPS 2024).
+
+Only the timestamps t_0 > ... > t_{n-1} that sampling visits are trained; no data are used. One iteration:
+
+    n          drawn from a list (SFD-v; one n: SFD); n timestamps are n - 1 steps, n - 2 evaluations with AFS
+    x_0        t_0 eps, eps ~ N(0, I); labels uniform
+    targets    y_1..y_{n-1}: the teacher's states at the student's timestamps; it runs a better solver over K
+               sub-steps per student step, without gradient and without restarting its history
+    walk       for k = 0..n-2, on the student's own states, the network conditioned on n (SFD-v):
+                   x_{k+1} = (t_{k+1}/t_k) x_k + (1 - t_{k+1}/t_k) D(x_k, t_k)
+                   loss    = sum |x_{k+1} - y_{k+1}| over pixels, mean over the batch
+                   one optimizer update; x_{k+1}, from before that update, is the next input, without gradient
+    AFS        step 0 takes D = x (1 - t_0 / sqrt(1 + t_0^2)) instead of the network: nothing to train, no update
+
+Second stage, to one evaluation: the teacher is such a student walking its own grid (solver "euler", `teacher_afs`,
+`teacher_step` = its n), the student n = 3 with K = 3 and L1 + LPIPS.
+
+The learning rate falls by iterations, not by updates, so it is a factor `rate(iteration)` on constant-rate updates.
+Non-finite gradients are left to show, for the trainer to stop or skip; the authors' code replaces them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from flax import struct
+from jax import Array
+
+from jaxdiff import denoisers, solvers
+from jaxdiff.denoisers import Cond, Denoiser
+from jaxdiff.errors import pick
+from jaxdiff.methods import ema as ema_lib
+from jaxdiff.methods.method import Batch, Method, Metrics, accumulate, adopt, cond_of, data_of, in_loops, update
+from jaxdiff.models import network
+from jaxdiff.solvers import Solver, analytic_first_step
+
+EULER = solvers.euler()
+Grid = Callable[[int], np.ndarray]  # number of timestamps -> timestamps, descending
+
+
+@struct.dataclass
+class State:
+    """Everything that must survive a restart; `ema` is None unless an average is asked for."""
+
+    step: Any  # iterations done
+    params: Any
+    ema: Any
+    opt_state: Any
+    frozen: Any  # {"teacher": parameters, "lpips": parameters}: held, never trained
+
+
+# ------------------------------------------------------------------------------------------ losses
+
+
+def _l1(a: Array, b: Array) -> Array:
+    return jnp.abs(a - b).reshape(a.shape[0], -1).sum(1)
+
+
+def _l2(a: Array, b: Array) -> Array:
+    return jnp.square(a - b).reshape(a.shape[0], -1).sum(1)
+
+
+def _pseudo_huber(a: Array, b: Array) -> Array:
+    """sqrt(|a - b|^2 + c^2) - c with c = 0.00054 sqrt(dimensions)."""
+    c = 0.00054 * math.sqrt(math.prod(a.shape[1:]))
+    return jnp.sqrt(_l2(a, b) + c**2) - c
+
+
+LOSSES: dict[str, Callable[[Array, Array], Array]] = {"l1": _l1, "l2": _l2, "pseudo_huber": _pseudo_huber}
+Perceptual = Callable[[Any, Array, Array], Array]  # (frozen parameters, a, b) -> distance per example
+
+
+def make_loss(name: str, perceptual: Perceptual | None = None) -> Callable[[Any, Array, Array], Array]:
+    """(frozen, a, b) -> loss per example. "lpips" alone, or "l1+lpips": L1 + dimensions * LPIPS, equal as means."""
+    names = name.split("+")
+    for part in names:
+        pick({**LOSSES, "lpips": None}, part, "SFD loss (two are joined by +, as in l1+lpips)")
+    if "lpips" in names and perceptual is None:
+        raise ValueError(f"the loss {name!r} needs LPIPS weights; without them use one of {', '.join(LOSSES)}")
+
+    def total(frozen: Any, a: Array, b: Array) -> Array:
+        terms = [LOSSES[part](a, b) for part in names if part != "lpips"]
+        if perceptual is not None and "lpips" in names:
+            terms.append(math.prod(a.shape[1:]) * perceptual(frozen["lpips"], a, b))
+        return jnp.stack(terms).sum(0)
+
+    return total
+
+
+# ------------------------------------------------------------------------------------------ the plan of all walks
+
+
+class Plan(NamedTuple):
+    """The walks of every n of the list, padded to the longest; each array has a leading axis of len(timestamps)."""
+
+    timestamps: tuple[int, ...]
+    student: Any  # Euler's rows [choice, step]
+    teacher: Any  # the teacher solver's rows [choice, step, sub-step]
+    value: np.ndarray  # the condition [choice, step]
+    steps: np.ndarray  # steps walked [choice]
+    start: np.ndarray  # t_0 [choice]
+
+
+def make_plan(
+    timestamps: Sequence[int], grid: Grid, substeps: int, solver: Solver, condition: str = "steps"
+) -> tuple[Plan, dict[int, np.ndarray]]:
+    """The plan, and the student grid of each n: every `substeps`-th point of the teacher's, equal to the bit."""
+    longest = max(timestamps) - 1
+    grids: dict[int, np.ndarray] = {}
+    rows = []
+    for n in timestamps:
+        fine = np.asarray(grid(substeps * (n - 1) + 1), np.float64)
+        grids[n], wanted = fine[::substeps], np.asarray(grid(n), np.float64)
+        if not np.allclose(grids[n], wanted, rtol=1e-6):
+            raise ValueError(
+                f"the teacher's grid of {len(fine)} timestamps does not contain the student's {wanted}: "
+                "choose a grid kind whose finer grids nest, such as polynomial or logsnr"
+            )
+        nested = jax.tree.map(lambda a, n=n: a.reshape(n - 1, substeps, *a.shape[1:]), solver.table(fine, np))
+        value = np.full(n - 1, float(n)) if condition == "steps" else np.log(grids[n][1:]) / 4
+        row = (EULER.table(grids[n], np), nested, value)
+        rows.append(jax.tree.map(lambda a, n=n: np.concatenate([a, a[-1:].repeat(longest - (n - 1), 0)]), row))
+    student, teacher, value = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+    count = np.array([n - 1 for n in timestamps], np.int32)
+    return Plan(tuple(timestamps), student, teacher, value, count, np.array([grids[n][0] for n in timestamps])), grids
+
+
+def teacher_states(
+    denoise: Denoiser, x: Array, rows: Any, count: Any, solver: Solver, cond: Cond = None, afs: bool = False
+) -> Array:
+    """The states [steps, b, ...] after each student step; those past `count` repeat the last one and cost nothing."""
+    steps, substeps = jax.tree.leaves(rows)[0].shape[:2]
+    rows = jax.tree.map(lambda a: jnp.asarray(a, x.dtype), rows)
+    index = jnp.arange(steps * substeps).reshape(steps, substeps)
+
+    def substep(carry: Any, inputs: Any) -> tuple[Any, None]:
+        i, row = inputs
+
+        def first(x: Array, sigma: Any, cond: Cond) -> Array:
+            return (
+                jax.lax.cond(i == 0, analytic_first_step, denoise, x, sigma, cond) if afs else denoise(x, sigma, cond)
+            )
+
+        return solver.step(first, denoise, cond, *carry, row, None), None
+
+    def interval(carry: Any, inputs: Any) -> tuple[Any, Array]:
+        carry, _ = jax.lax.scan(substep, carry, inputs)
+        return carry, carry[0]
+
+    def maybe(carry: Any, inputs: Any) -> tuple[Any, Array]:
+        if isinstance(count, (int, np.integer)) and count >= steps:
+            return interval(carry, inputs)
+        return jax.lax.cond(inputs[0][0] < count * substeps, interval, lambda c, _: (c, c[0]), carry, inputs)
+
+    return jax.lax.scan(maybe, (x, (jnp.zeros_like(x),) * solver.history), (index, rows))[1]
+
+
+# ------------------------------------------------------------------------------------------ the student's walk
+
+Gap = Callable[..., tuple[Array, tuple[Array, Array]]]  # (params, examples, step) -> loss, (next x, mean distance)
+
+
+def walk_student(
+    gap: Gap, optimizer: optax.GradientTransformation, carry: Any, steps: Any, count: Any, factor: Any, parts: int = 1
+) -> tuple[Any, Metrics]:
+    """One update a step, each step's input the detached output of the one before: (params, opt_state, x), metrics.
+
+    `carry` is (params, opt_state, x); `steps` holds one entry a step in every array, with `index`, `target` and what
+    `gap` needs. A step whose index is not below `count` changes nothing and costs nothing.
+    """
+
+    def train(carry: Any, step: Any) -> tuple[Any, Metrics]:
+        params, opt_state, x = carry
+
+        def gradient(params: Any, examples: Any) -> tuple[Any, Array]:
+            (loss, (after, distance)), gradients = jax.value_and_grad(gap, has_aux=True)(params, examples, step)
+            return (loss, distance, gradients), after
+
+        (loss, distance, gradients), after = accumulate(gradient, params, {"x": x, **step["examples"]}, parts)
+        params, opt_state = update(optimizer, gradients, opt_state, params, factor)
+        metrics = {"loss": loss, "distance": distance, "grad_norm": optax.tree.norm(gradients)}
+        return (params, opt_state, after), metrics
+
+    def maybe(carry: Any, step: Any) -> tuple[Any, Metrics]:
+        zero = dict.fromkeys(("loss", "distance", "grad_norm"), jnp.float32(0))
+        return jax.lax.cond(step["index"] < count, train, lambda c, _: (c, zero), carry, step)
+
+    return jax.lax.scan(train if isinstance(count, int) else maybe, carry, steps)
+
+
+# ------------------------------------------------------------------------------------------ the method
+
+
+def default_grid(n: int) -> np.ndarray:
+    """The paper's: polynomial with rho 7 from 80 to 0.006."""
+    return solvers.grid(n, 0.006, 80.0)
+
+
+def sfd(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    nfe: Sequence[int] = (2,),
+    afs: bool = True,
+    grid: Grid = default_grid,
+    substeps: int = 4,
+    solver: str | Solver = "dpmpp3m",
+    teacher: Callable[[Any], Denoiser] | None = None,
+    teacher_afs: bool = False,
+    teacher_step: int = 0,
+    wrapper: Callable[..., Denoiser] = denoisers.edm,
+    condition: str = "steps",
+    loss: str = "l1",
+    perceptual: Perceptual | None = None,
+    dropout: bool = True,
+    guidance: float = 1.0,
+    sample_guidance: float = 1.0,
+    null: Cond = None,
+    sample_nfe: int | None = None,
+    rate: Callable[[Array], Any] = lambda iteration: 1.0,
+    decay: ema_lib.Decay | None = None,
+    parts: int = 1,
+) -> Method:
+    """Distil a teacher into `wrapper(network)` walked by Euler at the evaluations listed in `nfe`.
+
+    `init(key, batch, frozen)` takes {"teacher": its parameters}; the student starts from them. Of the batch only
+    shapes and conditions other than labels are used. `teacher` makes a denoiser of those parameters (default: the
+    model itself); an analytic one ignores them: `teacher=lambda _: denoise` with {"teacher": {}}.
+    `sample(state, noise, cond, nfe=...)` takes any number of evaluations of the list.
+
+    condition   "steps": cond["step"] = n; "next": ln(t_{k+1}) / 4. Used when the model has `step_embed`
+    guidance    scale of the teacher in training, which the student then takes over; the paper leaves it at 1 and
+                guides the student when sampling: `sample_guidance`
+    decay       an average of the parameters to sample with; the paper keeps none
+    parts       gradients are accumulated over slices of the batch
+    """
+    solver = solvers.make(solver) if isinstance(solver, str) else solver
+    timestamps = check_walks(nfe, afs, substeps, solver)
+    pick({"steps": 0, "next": 0}, condition, "SFD condition")
+    plan, grids = make_plan(timestamps, grid, substeps, solver, condition)
+    default_nfe = _check_nfe(max(nfe) if sample_nfe is None else sample_nfe, nfe)
+    criterion, model = make_loss(loss, perceptual), in_loops(model)
+    teacher = teacher or _own_teacher(model, wrapper, teacher_step)
+    conditioned = bool(getattr(model, "step_embed", ""))
+    longest, several = max(timestamps) - 1, len(timestamps) > 1
+
+    def given(cond: Cond, value: Any, examples: int) -> Cond:
+        return {**(cond or {}), "step": jnp.full(examples, value, jnp.float32)} if conditioned else cond
+
+    def init(key: Array, batch: Batch, frozen: Mapping[str, Any]) -> State:
+        x0 = data_of(batch)
+        fresh = model.init(key, x0, jnp.ones(x0.shape[0]), given(cond_of(batch), 0.0, x0.shape[0]))["params"]
+        params = adopt(fresh, frozen["teacher"])
+        average = None if decay is None else jax.tree.map(jnp.copy, params)
+        return State(jnp.int32(0), params, average, optimizer.init(params), dict(frozen))
+
+    def targets(frozen: Any, x: Array, cond: Cond, rows: Any, count: Any) -> Array:
+        denoise = teacher(frozen["teacher"])
+        if guidance != 1.0:
+            denoise = denoisers.guided(denoise, guidance, null)
+        if teacher_step:
+            cond = {**(cond or {}), "step": jnp.full(x.shape[0], float(teacher_step))}
+        return teacher_states(denoise, x, rows, count, solver, cond, teacher_afs)
+
+    def step(state: State, batch: Batch, key: Array) -> tuple[State, Metrics]:
+        keys = dict(zip(("choice", "noise", "label", "dropout"), jax.random.split(key, 4), strict=True))
+        shape = data_of(batch).shape
+        choice = jax.random.randint(keys["choice"], (), 0, len(timestamps)) if several else 0
+        walk = jax.tree.map(lambda a: jnp.asarray(a, _narrow(a))[choice], plan._replace(timestamps=()))
+        count = walk.steps if several else longest
+        cond = draw_labels(keys["label"], cond_of(batch), model, shape[0])
+        x = walk.start * jax.random.normal(keys["noise"], shape)
+
+        def gap(params: Any, examples: Any, step: Any) -> tuple[Array, tuple[Array, Array]]:
+            key = jax.random.fold_in(keys["dropout"], step["index"]) if dropout else None
+            denoise = wrapper(network(model, params, key))
+            cond = given(examples.get("cond"), step["value"], examples["x"].shape[0])
+            after, _ = EULER.step(denoise, denoise, cond, examples["x"], (), step["row"], None)
+            difference = criterion(state.frozen, after, examples["target"]).mean()
+            return difference, (after, jnp.abs(after - examples["target"]).mean())
+
+        examples: dict[str, Any] = {"target": targets(state.frozen, x, cond, walk.teacher, count)}
+        if cond is not None:
+            examples["cond"] = jax.tree.map(lambda a: jnp.broadcast_to(a, (longest, *jnp.shape(a))), cond)
+        steps = {"index": jnp.arange(longest), "row": walk.student, "value": walk.value, "examples": examples}
+        if afs:
+            first = jax.tree.map(lambda a: a[0], walk.student)
+            x, _ = EULER.step(analytic_first_step, analytic_first_step, None, x, (), first, None)
+            steps = jax.tree.map(lambda a: a[1:], steps)
+        carry = (state.params, state.opt_state, x)
+        (params, opt_state, _), seen = walk_student(gap, optimizer, carry, steps, count, rate(state.step), parts)
+        trained, done = count - int(afs), state.step + 1
+        evaluations = jnp.asarray(trained, jnp.float32)
+        metrics = {name: seen[name].sum() / evaluations for name in ("loss", "grad_norm")}
+        metrics |= {"end_distance": seen["distance"][trained - 1], "nfe": evaluations}
+        average = state.ema if decay is None else ema_lib.average(decay(done, shape[0]), state.ema, params)
+        return State(done, params, average, opt_state, state.frozen), metrics
+
+    def denoiser(state: State) -> Denoiser:
+        return wrapper(network(model, state.params if state.ema is None else state.ema))
+
+    def sample(
+        state: State, noise: Array, cond: Cond = None, key: Array | None = None, nfe: int = default_nfe
+    ) -> Array:
+        choice = timestamps.index(_check_nfe(nfe, [n - 1 - afs for n in timestamps]) + 1 + afs)
+        sigmas, values = grids[timestamps[choice]], plan.value[choice]
+        inner = denoiser(state)
+
+        def denoise(x: Array, sigma: Any, cond: Cond = None) -> Array:
+            passed = jnp.sum(jnp.log(sigma) < jnp.asarray(np.log(sigmas) - 1e-3, x.dtype))  # timestamps above sigma
+            return inner(x, sigma, given(cond, jnp.asarray(values, x.dtype)[passed], x.shape[0]))
+
+        guide = denoisers.guided(denoise, sample_guidance, null) if sample_guidance != 1.0 and null else denoise
+        return solvers.solve(guide, sigmas[0] * noise, sigmas, EULER, cond, afs=afs)
+
+    def export(state: State) -> State:
+        return State(state.step, None, state.params if state.ema is None else state.ema, None, None)
+
+    return Method(init, step, sample, denoiser, export)
+
+
+def check_walks(nfe: Sequence[int], afs: bool, substeps: int, solver: Solver) -> tuple[int, ...]:
+    """The timestamps n of each number of evaluations: n = evaluations + 1, one more with AFS."""
+    if not nfe or any(int(n) != n or n < 1 for n in nfe) or len(set(nfe)) < len(nfe):
+        raise ValueError(f"nfe lists the student's evaluations, each once and at least 1, got {tuple(nfe)}")
+    if substeps < 1:
+        raise ValueError(f"substeps (K), the teacher's steps per student step, must be at least 1, got {substeps}")
+    if solver.stochastic:
+        raise ValueError("the teacher's solver must be deterministic: the student has to repeat its trajectory")
+    return tuple(int(n) + 1 + afs for n in nfe)
+
+
+def _check_nfe(nfe: int, known: Sequence[int]) -> int:
+    if nfe not in known:
+        raise ValueError(f"this student is made for {', '.join(map(str, known))} evaluations, got {nfe}")
+    return nfe
+
+
+def _own_teacher(model: nn.Module, wrapper: Callable[..., Denoiser], teacher_step: int) -> Callable[[Any], Denoiser]:
+    """The student's own architecture, without the step condition unless the teacher has it too."""
+    if teacher_step and not getattr(model, "step_embed", ""):
+        raise ValueError(f"teacher_step={teacher_step} is a condition of the teacher, but the model has no step_embed")
+    plain = model if teacher_step or not getattr(model, "step_embed", "") else model.clone(step_embed="")
+    return lambda params: wrapper(network(plain, params))
+
+
+def draw_labels(key: Array, cond: Any, model: Any, examples: int) -> Cond:
+    """The batch's conditions, labels replaced by uniform draws."""
+    if not getattr(model, "num_classes", 0):
+        return cond
+    return {**(cond or {}), "label": jax.random.randint(key, (examples,), 0, model.num_classes)}
+
+
+def _narrow(array: np.ndarray) -> Any:
+    return jnp.int32 if array.dtype.kind == "i" else jnp.float32

@@ -1,0 +1,146 @@
+"""Where a distillation's teacher comes from: config.teacher.kind and config.teacher.path.
+
+run        a workdir of `jaxdiff train`: its exported parameters
+edm, ...   public weights, by any denoising kind of jaxdiff.weights: an .npz or .safetensors file
+analytic   the exact denoiser of a `mixture` data source; the student then starts untrained
+fresh      an untrained network, to try a config without a teacher
+
+The teacher has the student's architecture; a step condition only where it is itself such a student.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxdiff import denoisers, weights
+from jaxdiff.data import Dataset, mixture_components
+from jaxdiff.denoisers import Denoiser
+from jaxdiff.errors import pick
+from jaxdiff.training import export
+from jaxdiff.training.sharding import path_name
+
+PRIVATE = ("parent", "name", "dtype", "remat", "loop", "dropout", "step_embed")  # may differ from the student
+
+
+class Frozen(NamedTuple):
+    """Arrays from outside that a method's state holds: their shapes, and how to read them."""
+
+    shapes: Any
+    load: Callable[[], Any]
+
+
+class Teacher(NamedTuple):
+    """`denoiser(params)`, or None for the student's own architecture; and the parameters."""
+
+    denoiser: Callable[[Any], Denoiser] | None
+    frozen: Frozen
+
+
+def make(config: ConfigDict, model: Any, dataset: Dataset, build_model: Callable[..., Any]) -> Teacher:
+    """The teacher of `config.teacher`; nothing is read yet."""
+    public = {name: None for name, kind in weights.KINDS.items() if kind.denoiser is not None}
+    kind = config.teacher.kind
+    pick({"run": 0, "analytic": 0, "fresh": 0, **public}, kind, "teacher kind")
+    if kind == "analytic":
+        return Teacher(_analytic(config), Frozen({}, dict))
+    path = Path(config.teacher.path).expanduser() if config.teacher.path else None
+    if path is None and kind != "fresh":
+        raise ValueError(
+            "a distillation needs a teacher: --config.teacher.path=FOLDER of a run (make one with: jaxdiff train "
+            "--config=configs/digits.py --workdir=runs/digits), or a weights file with --config.teacher.kind=edm"
+        )
+    shapes = parameter_shapes(model, dataset)
+
+    def load() -> Any:
+        if path is None:
+            return jax.device_get(_initialise(model, dataset, config.seed))
+        if kind == "run":
+            return _from_run(path, shapes, model, dataset, build_model, config)
+        untold = ("heads", "scan")  # what a file cannot tell, or how its blocks are laid out
+        known = weights.KINDS[kind].model.__dataclass_fields__
+        own = {name: getattr(model, name) for name in untold if name in known and hasattr(model, name)}
+        loaded, params = weights.load(path, kind, **own)
+        _compare(_shapes(params), shapes, f"{path} ({type(loaded).__name__})")
+        return params
+
+    return Teacher(None, Frozen(shapes, load))
+
+
+def parameter_shapes(model: Any, dataset: Dataset) -> Any:
+    """Shapes of the model's parameters; nothing is computed."""
+    return jax.eval_shape(lambda: _initialise(model, dataset, 0))
+
+
+def _initialise(model: Any, dataset: Dataset, seed: int) -> Any:
+    batch = jax.tree.map(jnp.zeros_like, {k: jnp.asarray(v) for k, v in dataset.take(0, 1).items()})
+    cond: dict[str, Any] = {"label": batch["label"]} if getattr(model, "num_classes", 0) else {}
+    if getattr(model, "step_embed", ""):
+        cond["step"] = jnp.zeros(1)
+    return jax.jit(model.init)(jax.random.key(seed), batch["image"], jnp.ones(1), cond or None)["params"]
+
+
+def _analytic(config: ConfigDict) -> Callable[[Any], Denoiser]:
+    if config.data.source != "mixture":
+        raise ValueError(
+            f"teacher.kind='analytic' knows the data source 'mixture' only, got {config.data.source!r}; "
+            "train a teacher and give teacher.kind='run', teacher.path=its workdir"
+        )
+    options = {k: v for k, v in config.data.options.items() if k in ("preset", "dim", "std", "means", "weights")}
+    exact = denoisers.gaussian_mixture(*mixture_components(**options))
+    return lambda params: exact
+
+
+def _from_run(
+    path: Path, shapes: Any, model: Any, dataset: Dataset, build_model: Callable[..., Any], config: ConfigDict
+) -> Any:
+    """The exported parameters of a run whose network is the student's, apart from fields that change no weights."""
+    if not path.exists():
+        raise FileNotFoundError(
+            f"no teacher at {path.absolute()}: train one, for example with jaxdiff train --config=configs/digits.py "
+            f"--workdir={path}, and give that folder as --config.teacher.path"
+        )
+    known = export.read_config(path) if path.is_dir() else config
+    theirs = build_model(known, dataset) if path.is_dir() else model
+    for name, value in known.denoiser.items():
+        if config.denoiser[name] != value:
+            raise ValueError(
+                f"the student must have the teacher's convention: denoiser.{name} is {config.denoiser[name]!r} here "
+                f"and {value!r} in {path}"
+            )
+    if bool(getattr(theirs, "step_embed", "")) != bool(getattr(model, "step_embed", "")):
+        raise ValueError(
+            f"the teacher {path} is a student with a step condition: set model.fields.step_embed='zero' and "
+            "sfd.teacher_step to the number of timestamps it shall walk"
+            if getattr(theirs, "step_embed", "")
+            else f"sfd.teacher_step is set, but the teacher {path} has no step condition; set it to 0"
+        )
+    for field in dataclasses.fields(model):
+        if field.name not in PRIVATE and getattr(model, field.name) != getattr(theirs, field.name, None):
+            raise ValueError(
+                f"the student must have the teacher's architecture: model field {field.name} is "
+                f"{getattr(model, field.name)} here and {getattr(theirs, field.name, 'absent')} in {path}"
+            )
+    step = jax.ShapeDtypeStruct((), np.int32)
+    return jax.device_get(export.read(path, {"step": step, "ema": shapes})["ema"])
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    return {path_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _compare(found: dict[str, tuple[int, ...]], shapes: Any, source: str) -> None:
+    wanted = _shapes(shapes)
+    wrong = [
+        f"{name} is {found.get(name, 'missing')}, expected {s}" for name, s in wanted.items() if found.get(name) != s
+    ]
+    wrong += [f"{name} is unexpected" for name in found if name not in wanted]
+    if wrong:
+        raise ValueError(f"{source} is not the network of model.fields: {len(wrong)} misfits ({'; '.join(wrong[:5])})")

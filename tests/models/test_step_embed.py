@@ -1,0 +1,168 @@
+"""The step condition: nothing at the start, something after; its size; what it asks for."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from jaxdiff import models
+from jaxdiff.configs import imagenet64
+from jaxdiff.models import MLP, DiT, MMDiT, UNet, layers, unet
+
+SMALL_UNET = {"resolution": 8, "width": 8, "multipliers": (1,), "blocks": 1, "attention": (), "num_classes": 3}
+SMALL_VIT = {"depth": 2, "width": 16, "heads": 2}
+SMALL = {
+    "ddpmpp": UNet(**SMALL_UNET),
+    "ncsnpp": UNet(**SMALL_UNET, style="ncsnpp"),
+    "adm": UNet(**{**SMALL_UNET, "width": 64}, style="adm"),
+    "dit": DiT(**SMALL_VIT, num_classes=3, learn_variance=False),
+    "mmdit": MMDiT(**SMALL_VIT, text_dim=6, pooled_dim=5),
+    "mlp": MLP(width=8, depth=1, num_classes=3),
+}
+STEPS = (0.0, 3.0, 7.0, -1.3)  # numbers of timestamps, none, and a log of a noise level
+
+
+def inputs(name):
+    shape = (2, SMALL[name].channels) if name == "mlp" else (2, 8, 8, SMALL[name].channels)
+    x = jax.random.normal(jax.random.key(1), shape)
+    text = {"text": jax.random.normal(jax.random.key(7), (2, 3, 6)), "pooled": jnp.ones((2, 5))}
+    return x, text if name == "mmdit" else {"label": jnp.array([0, 2])}
+
+
+def shapes_of(model, name):
+    x, cond = inputs(name)
+    cond = {**cond, "step": 4.0} if model.step_embed else cond
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), x, jnp.ones(2), cond))["params"]
+
+
+def last_of_step(path):
+    """The layers through which the step enters: those that "zero" makes zero."""
+    names = [key.key for key in path]
+    return "affine_step" in names or names[:2] == ["step", "out"]
+
+
+def draw(model, name, zero):
+    """Parameters that are a function of their name alone, so that two models share what both have."""
+
+    def leaf(path, shape):
+        if zero and last_of_step(path):
+            return jnp.zeros(shape.shape)
+        rng = np.random.default_rng([ord(letter) for letter in jax.tree_util.keystr(path)])
+        spread = 0.7 / np.sqrt(max(1, math.prod(shape.shape[:-1])))
+        return jnp.asarray(rng.normal(size=shape.shape) * spread + (len(shape.shape) == 1), jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes_of(model, name))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_zero_start_is_the_network_without_the_condition(name):
+    x, cond = inputs(name)
+    plain, model = SMALL[name], SMALL[name].clone(step_embed="zero")
+    wanted = jax.jit(lambda p: models.network(plain, p)(x, jnp.ones(2), cond))(draw(plain, name, True))
+    params = draw(model, name, True)
+    apply = jax.jit(lambda params, step: models.network(model, params)(x, jnp.ones(2), {**cond, "step": step}))
+    assert sum(last_of_step(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)) >= 2
+    for step in STEPS:
+        np.testing.assert_allclose(apply(params, jnp.float32(step)), wanted, rtol=0, atol=1e-7 * jnp.abs(wanted).max())
+    # the values of "reference" in the same layers: each step value gives another output, and each example its own
+    moved = draw(model, name, False)
+    outs = [apply(moved, jnp.float32(step)) for step in STEPS]
+    assert all(jnp.abs(out - wanted).max() > 1e-3 for out in outs)
+    for i, one in enumerate(outs):
+        assert all(jnp.abs(one - other).max() > 1e-4 for other in outs[:i])
+    both = models.network(model, moved)(x, jnp.ones(2), {**cond, "step": jnp.array(STEPS[1:3])})
+    wanted = np.stack([outs[1][0], outs[2][1]])
+    np.testing.assert_allclose(both, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("start", ["zero", "reference"])
+@pytest.mark.parametrize("style", unet.STYLES)
+def test_unet_blocks_start_as_told(start, style):
+    """Kernel and bias; at "reference" they are drawn like the noise label's affine layer."""
+    block = unet.Block(8, unet.STYLES[style], step_init=start)
+    made = jax.jit(block.init)(jax.random.key(0), jnp.ones((1, 2, 2, 8)), jnp.ones((1, 4)), jnp.ones((1, 4)))["params"]
+    kernel, twin = made["affine_step"]["kernel"], made["affine"]["kernel"]
+    assert jnp.abs(made["affine_step"]["bias"]).max() == 0 or (start, style) == ("reference", "adm")
+    if start == "zero":
+        assert jnp.abs(kernel).max() == 0 and jnp.abs(twin).max() > 0
+    else:
+        assert kernel.shape == twin.shape and 0.5 < jnp.std(kernel) / jnp.std(twin) < 2
+
+
+@pytest.mark.parametrize("start", ["zero", "reference"])
+def test_step_embeddings_start_as_told(start):
+    made = jax.jit(layers.StepEmbed(8, start).init)(jax.random.key(0), jnp.ones((2, 3)), {"step": 4})["params"]
+    assert jnp.std(made["in"]["kernel"]) > 0
+    assert (jnp.abs(made["out"]["kernel"]).max() == 0) == (start == "zero")
+    assert jnp.abs(made["out"]["bias"]).max() == 0
+
+
+@pytest.mark.parametrize("start", ["zero", "reference"])
+@pytest.mark.parametrize("name", SMALL)
+def test_models_hand_their_start_to_the_layers(name, start):
+    """Of the layers that an initialisation meets, all the last ones have the initialiser of the start."""
+    met, (x, cond) = [], inputs(name)
+
+    def look(call, args, kwargs, context):
+        module = context.module
+        if module.name == "affine_step" or (module.name == "out" and isinstance(module.parent, layers.StepEmbed)):
+            met.append(module)
+        return call(*args, **kwargs)
+
+    model = SMALL[name].clone(step_embed=start)
+    with nn.intercept_methods(look):
+        jax.eval_shape(lambda: model.init(jax.random.key(0), x, jnp.ones(2), {**cond, "step": 4.0}))
+    blocks = 2 * model.blocks + 3 if isinstance(model, UNet) else 1  # UNet: in0, in1 and one more block in the decoder
+    assert len({module.path for module in met}) == blocks
+    drawn = [np.abs(module.kernel_init(jax.random.key(0), (4, 4))).max() for module in met]
+    assert (max(drawn) == 0) if start == "zero" else (min(drawn) > 0.1)
+
+
+def test_sizes_of_the_published_students():
+    """With the condition: CIFAR-10's DDPM++ of 55,732,739 parameters and ImageNet-64's ADM of 295,899,267."""
+    adm = imagenet64.get_config().model.fields.to_dict()
+    cases = [(UNet(), 32, 55_732_739 + 4_662_528), (UNet(**adm, num_classes=1000), 64, 295_899_267 + 28_201_344)]
+    for model, side, expected in cases:
+        init, x = model.clone(step_embed="zero").init, jnp.zeros((1, side, side, 3))
+        shapes = jax.eval_shape(lambda init=init, x=x: init(jax.random.key(0), x, jnp.ones(1), {"step": 4.0}))
+        assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == expected
+
+
+def test_scanned_and_rematerialised_blocks_take_the_step():
+    x, cond = inputs("dit")
+    model, cond = SMALL["dit"].clone(step_embed="zero"), {**cond, "step": jnp.array([3.0, 5.0])}
+    params = draw(model, "dit", False)
+
+    def slopes(model, params):
+        def loss(step):
+            return jnp.square(models.network(model, {**params, "step": step})(x, jnp.ones(2), cond)).mean()
+
+        return jax.jit(jax.value_and_grad(loss))(params["step"])
+
+    value, wanted = slopes(model, params)
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted))
+    assert scale > 1e-4
+    for remat in (False, True):
+        again, found = slopes(model.clone(scan=True, remat=remat), layers.stack_blocks(params, model.depth))
+        np.testing.assert_allclose(again, value, rtol=1e-5)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * scale), found, wanted)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_the_condition_asks_for(name):
+    x, cond = inputs(name)
+
+    def call(start, **more):
+        model = SMALL[name].clone(step_embed=start)
+        jax.eval_shape(lambda: model.init(jax.random.key(0), x, jnp.ones(2), {**cond, **more}))
+
+    with pytest.raises(ValueError, match=r"step_embed='zero' needs cond\['step'\], the number of timestamps"):
+        call("zero")
+    with pytest.raises(ValueError, match=r"step_embed is one of '', 'zero', 'reference', got 'zeros'"):
+        call("zeros", step=4)
+    with pytest.raises(ValueError, match=rf"{type(SMALL[name]).__name__} has no use for cond\['step'\]; it takes"):
+        call("", step=4)
+    call("zero", step=4)  # one integer for all examples is fine

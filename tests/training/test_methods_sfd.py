@@ -1,0 +1,488 @@
+"""SFD against closed forms and a plain loop: targets, walks, updates, conditions, losses, the second stage."""
+
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from jaxdiff import denoisers, methods, models, solvers
+from jaxdiff.methods import ema
+from jaxdiff.methods.method import adopt
+from jaxdiff.methods.sfd import LOSSES, default_grid, draw_labels, make_loss, make_plan, sfd, teacher_states
+
+GAUSSIAN = denoisers.gaussian(0.3, 0.5)
+START = jnp.array([[80.0], [-40.0], [24.3]])
+# the published study's values for N(0.3, 0.5^2): teacher states at the student's timestamps, student's states
+TARGETS = [(11.19887482, -5.21097435, 3.58196983), (1.12387586, -0.11658968, 0.54809311),
+           (0.88071143, 0.00636549, 0.47486919)]  # fmt: skip
+WALK = [(10.93469299, -5.46734649, 3.32141300), (0.97267840, -0.06480314, 0.49111405),
+        (0.54454253, 0.16738108, 0.36947676)]  # fmt: skip
+
+
+class Affine(nn.Module):
+    """D = a x + b + c step, with one number for each label; dropout on request."""
+
+    num_classes: int = 0
+    step_embed: str = ""
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, x, noise_label, cond=None, *, deterministic=True):
+        cond = cond or {}
+        out = self.param("a", nn.initializers.constant(0.5), ()) * x + self.param(
+            "b", nn.initializers.constant(0.1), ()
+        )
+        if self.num_classes:
+            out = out + self.param("table", nn.initializers.zeros, (self.num_classes,))[cond["label"]][:, None]
+        if self.step_embed:
+            out = out + self.param("c", nn.initializers.zeros, ()) * cond["step"][:, None]
+        return nn.Dropout(self.dropout, deterministic=deterministic)(out)
+
+
+def bare(network):
+    """The network is the denoiser."""
+    return lambda x, sigma, cond=None: network(x, jnp.broadcast_to(sigma, x.shape[:1]), cond)
+
+
+def make(model=None, optimizer=None, **options):
+    options = {"wrapper": bare, "teacher": lambda _: GAUSSIAN, **options}
+    return sfd(model or Affine(), optimizer or optax.sgd(1e-3), **options)
+
+
+def begin(method, batch, teacher=None):
+    return method.init(jax.random.key(0), batch, {"teacher": teacher or {}})
+
+
+def points(count=5, **more):
+    return {"image": jnp.zeros((count, 1)), **more}
+
+
+def noise_of(key, shape):
+    """The iteration's own draw of eps."""
+    return jax.random.normal(jax.random.split(key, 4)[1], shape)
+
+
+# ------------------------------------------------------------------------------------------ closed forms
+
+
+def test_targets_are_the_published_ones():
+    solver = solvers.dpmpp3m()
+    plan, grids = make_plan((4,), default_grid, 4, solver)
+    np.testing.assert_allclose(grids[4], [80, 10.929297, 0.669886, 0.006], rtol=1e-6)
+    found = teacher_states(GAUSSIAN, START, jax.tree.map(lambda a: a[0], plan.teacher), 3, solver)
+    np.testing.assert_allclose(found[..., 0], TARGETS, rtol=2e-6, atol=1e-6)
+
+
+def test_student_walks_the_published_states():
+    method = make(wrapper=lambda network: GAUSSIAN)
+    state = begin(method, points(3))
+    np.testing.assert_allclose(method.sample(state, START / 80)[:, 0], WALK[-1], rtol=1e-5)
+    states = solvers.solve(GAUSSIAN, START, default_grid(4), "euler", afs=True, trajectory=(1, 2, 3))
+    np.testing.assert_allclose(states[..., 0], WALK, rtol=1e-5)
+
+
+@pytest.mark.parametrize("solver", ["euler", "heun", "dpm2", "ipndm", "dpmpp2m", "dpmpp3m", "unipc"])
+@pytest.mark.parametrize("afs", [False, True])
+def test_targets_of_a_padded_plan_are_those_of_solve(solver, afs):
+    chosen = solvers.make(solver)
+    plan, grids = make_plan((6, 4, 7), default_grid, 3, chosen)
+    run = jax.jit(lambda rows, count: teacher_states(GAUSSIAN, START, rows, count, chosen, None, afs))
+    for i, n in enumerate(plan.timestamps):
+        fine = default_grid(3 * (n - 1) + 1)
+        kept = range(3, 3 * (n - 1) + 1, 3)
+        wanted = solvers.solve(GAUSSIAN, START, fine, solver, afs=afs, trajectory=kept)
+        found = run(jax.tree.map(lambda a, i=i: a[i], plan.teacher), jnp.int32(n - 1))
+        np.testing.assert_allclose(found[: n - 1], wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(fine[::3], grids[n])
+        assert found.shape[0] == 6
+
+
+def test_evaluations_are_those_of_the_drawn_number_and_no_more():
+    calls = []
+
+    def counted(name, denoise):
+        def call(x, sigma, cond=None):
+            jax.debug.callback(lambda: calls.append(name))
+            return denoise(x, sigma, cond)
+
+        return call
+
+    method = make(
+        wrapper=lambda network: counted("student", bare(network)),
+        teacher=lambda _: counted("teacher", GAUSSIAN),
+        nfe=(1, 2, 4),
+        substeps=3,
+    )
+    state, step, seen = begin(method, points()), jax.jit(method.step), set()
+    for i in range(12):
+        calls.clear()
+        _, metrics = jax.block_until_ready(step(state, points(), jax.random.key(i)))
+        jax.effects_barrier()
+        nfe = int(metrics["nfe"])
+        assert (calls.count("student"), calls.count("teacher")) == (nfe, 3 * (nfe + 1))
+        seen.add(nfe)
+    assert seen == {1, 2, 4} and step._cache_size() == 1
+
+
+# ------------------------------------------------------------------------------------------ iteration 0
+
+
+@pytest.fixture(scope="module")
+def unet():
+    """A tiny UNet with random parameters, as a teacher."""
+    model = models.UNet(resolution=8, channels=1, width=8, multipliers=(1, 2), blocks=1, attention=(4,), num_classes=3)
+    x, cond = jnp.zeros((2, 8, 8, 1)), {"label": jnp.zeros(2, jnp.int32)}
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), x, jnp.ones(2), cond))["params"]
+    rng = np.random.default_rng(0)
+    return model, jax.tree.map(lambda s: jnp.asarray(0.2 * rng.normal(size=s.shape), jnp.float32), shapes)
+
+
+def student_of(model, step_embed, teacher, **options):
+    """A UNet student and its state before training, its fresh arrays drawn without compiling an initialiser."""
+    model = model.clone(step_embed=step_embed)
+    method = sfd(model, optax.adam(1e-3), **options)
+    batch = {"image": jnp.zeros((4, 8, 8, 1)), "label": jnp.zeros(4, jnp.int32)}
+    abstract = jax.eval_shape(method.init, jax.random.key(0), batch, {"teacher": teacher})
+    rng = np.random.default_rng(1)
+
+    def fill(path, leaf):
+        zero = "affine_step" in jax.tree_util.keystr(path)
+        return jnp.asarray(0.2 * rng.normal(size=leaf.shape) * (not zero), jnp.float32)
+
+    params = adopt(jax.tree_util.tree_map_with_path(fill, abstract.params), teacher)
+    opt_state = optax.adam(1e-3).init(params)
+    return method, abstract.replace(step=jnp.int32(0), params=params, opt_state=opt_state, frozen={"teacher": teacher})
+
+
+@pytest.mark.parametrize("step_embed", ["", "zero"])
+def test_before_training_the_student_is_the_teachers_euler_walk(unet, step_embed):
+    model, teacher = unet
+    method, state = student_of(model, step_embed, teacher, nfe=(1, 3))
+    unit, cond = jax.random.normal(jax.random.key(3), (4, 8, 8, 1)), {"label": jnp.array([0, 1, 2, 3])}
+    denoise = denoisers.edm(models.network(model, teacher))
+    for nfe in (1, 3):
+        wanted = solvers.solve(denoise, 80 * unit, default_grid(nfe + 2), "euler", cond, afs=True)
+        np.testing.assert_array_equal(method.sample(state, unit, cond, nfe=nfe), wanted)
+
+
+def test_the_step_lowers_for_tpu_and_cuda_and_trains_a_unet(unet):
+    model, teacher = unet
+    method, state = student_of(model, "zero", teacher, nfe=(1, 2), substeps=2)
+    batch = {"image": jnp.zeros((4, 8, 8, 1)), "label": jnp.zeros(4, jnp.int32)}
+    exported = jax.export.export(jax.jit(method.step), platforms=["tpu", "cuda"])(state, batch, jax.random.key(1))
+    assert "stablehlo.convolution" in exported.mlir_module()
+    after, metrics = jax.jit(method.step)(state, batch, jax.random.key(1))
+    assert all(np.isfinite(float(value)) for value in metrics.values())
+    moved = {
+        k: not np.array_equal(a, b) for (k, a), b in zip(flat(after.params), jax.tree.leaves(state.params), strict=True)
+    }
+    assert all(moved[name] for name in moved if "affine_step" in name and "kernel" in name)
+    assert jax.tree.all(jax.tree.map(np.array_equal, after.frozen, state.frozen))
+
+
+def flat(tree):
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+# ------------------------------------------------------------------------------------------ updates
+
+
+def plain_iteration(optimizer, params, opt_state, x, targets, grid, afs, detach=True):
+    """The same iteration as a loop over the equations, L1, without scan, table or plan."""
+    gradients = []
+    first = x
+
+    def walk(params, upto):
+        x = first
+        for k in range(upto + 1):
+            t, s = grid[k], grid[k + 1]
+            d = x / jnp.sqrt(1 + t**2) if afs and k == 0 else (x - (params["a"] * x + params["b"])) / t
+            x = x + (s - t) * d
+        return x
+
+    for k in range(len(grid) - 1):
+        t, s = grid[k], grid[k + 1]
+        if afs and k == 0:
+            x = x + (s - t) * x / jnp.sqrt(1 + t**2)
+            continue
+
+        def loss(params, x=x, t=t, s=s, k=k):
+            after = x + (s - t) * (x - (params["a"] * x + params["b"])) / t if detach else walk(params, k)
+            return jnp.abs(after - targets[k]).sum() / len(x), after
+
+        (_, after), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+        gradients.append(gradient)
+        with jax.numpy_dtype_promotion("standard"):  # optax counts on it
+            updates, opt_state = optimizer.update(gradient, opt_state, params)
+        params, x = optax.apply_updates(params, updates), after
+    return params, opt_state, gradients
+
+
+@pytest.mark.parametrize("afs", [False, True])
+def test_one_update_a_step_without_gradient_between_steps(afs):
+    optimizer = optax.adam(1e-2)
+    method = make(optimizer=optimizer, nfe=(3,), afs=afs)
+    state, key = begin(method, points()), jax.random.key(7)
+    after, metrics = jax.jit(method.step)(state, points(), key)
+    grid = default_grid(4 + afs)
+    x = 80 * noise_of(key, (5, 1))
+    targets = solvers.solve(
+        GAUSSIAN, x, default_grid(4 * len(grid) - 3), "dpmpp3m", trajectory=range(4, 4 * len(grid) - 3, 4)
+    )
+    params, opt_state, gradients = plain_iteration(optimizer, state.params, state.opt_state, x, targets, grid, afs)
+    for found, wanted in zip(
+        jax.tree.leaves((after.params, after.opt_state)), jax.tree.leaves((params, opt_state)), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(metrics["grad_norm"], np.mean([optax.tree.norm(g) for g in gradients]), rtol=1e-4)
+    assert int(after.opt_state[0].count) == 3  # three evaluations trained; the analytic step left Adam alone
+    assert len(gradients) == 3
+    _, _, crossing = plain_iteration(optimizer, state.params, state.opt_state, x, targets, grid, afs, detach=False)
+    assert abs(float(crossing[-1]["a"] - gradients[-1]["a"])) > 0.1  # a gradient through the walk would be another
+
+
+def test_moments_after_mixed_walks_count_trained_steps_only():
+    method = make(optimizer=optax.adam(1e-3), nfe=(1, 2, 3))
+    state, trained = begin(method, points()), 0
+    step = jax.jit(method.step)
+    for i in range(8):
+        state, metrics = step(state, points(), jax.random.key(i))
+        trained += int(metrics["nfe"])
+        assert int(state.opt_state[0].count) == trained
+    assert int(state.step) == 8
+
+
+def test_learning_rate_falls_by_iterations_not_updates():
+    method = make(nfe=(3,), rate=lambda iteration: jnp.where(iteration < 2, 1.0, 0.1))
+    step, key = jax.jit(method.step), jax.random.key(0)
+    state = begin(method, points())
+    full = step(state, points(), key)[0].params["b"] - state.params["b"]
+    late = step(state.replace(step=jnp.int32(2)), points(), key)[0].params["b"] - state.params["b"]
+    early = step(state.replace(step=jnp.int32(1)), points(), key)[0].params["b"] - state.params["b"]
+    assert float(early) == float(full)
+    # L1 on an affine student: b's gradient is a sum of signs, which these small updates do not flip
+    np.testing.assert_allclose(late, 0.1 * full, rtol=0.02)
+
+
+def test_accumulated_gradients_equal_those_of_the_whole_batch():
+    one, three = (make(nfe=(2,), loss="l2", parts=parts) for parts in (1, 3))
+    state, key = begin(one, points(6)), jax.random.key(2)
+    wanted, values = jax.jit(one.step)(state, points(6), key)
+    found, metrics = jax.jit(three.step)(state, points(6), key)
+    for a, b in zip(jax.tree.leaves((found.params, metrics)), jax.tree.leaves((wanted.params, values)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4)
+
+
+def test_an_average_is_kept_on_request_and_sampled():
+    method = make(nfe=(1,), decay=ema.constant(0.9))
+    state = begin(method, points())
+    after, _ = jax.jit(method.step)(state, points(), jax.random.key(0))
+    np.testing.assert_allclose(after.ema["b"], 0.9 * state.params["b"] + 0.1 * after.params["b"], rtol=1e-6)
+    exported, unit = method.export(after), jax.random.normal(jax.random.key(1), (3, 1))
+    assert exported.params is None and exported.frozen is None and exported.opt_state is None
+    other = make(nfe=(1,)).sample(after.replace(params=after.ema, ema=None), unit)
+    np.testing.assert_array_equal(method.sample(exported, unit), other)
+    assert begin(make(), points()).ema is None
+
+
+def test_student_reaches_an_exact_teacher():
+    """Two evaluations of an MLP against the exact denoiser of a mixture: the gap of end states falls tenfold."""
+    rng = np.random.default_rng(0)
+    mixture = denoisers.gaussian_mixture(rng.normal(size=(6, 2)), np.full(6, 0.1), np.full(6, 1 / 6))
+    method = sfd(
+        models.MLP(width=64, depth=2),
+        optax.adam(2e-3),
+        teacher=lambda _: mixture,
+        rate=lambda iteration: jnp.where(iteration < 500, 1.0, 0.1),
+    )
+    batch, unit = {"image": jnp.zeros((256, 2))}, jax.random.normal(jax.random.key(9), (1000, 2))
+    ends = solvers.solve(mixture, 80 * unit, default_grid(13), "dpmpp3m")
+    state = begin(method, batch)
+
+    def error(state):
+        return float(jnp.abs(method.sample(state, unit) - ends).mean())
+
+    before = error(state)
+    step = jax.jit(method.step, donate_argnums=0)
+    for i in range(700):
+        state, _ = step(state, batch, jax.random.fold_in(jax.random.key(1), i))
+    assert before > 10 * error(state)
+
+
+# ------------------------------------------------------------------------------------------ conditions
+
+
+def test_walks_are_drawn_uniformly_and_the_same_for_everyone():
+    method = make(nfe=(1, 2, 3, 4), substeps=1)
+    state, step = begin(method, points()), jax.jit(method.step)
+    drawn = np.array([int(step(state, points(), jax.random.key(i))[1]["nfe"]) for i in range(200)])
+    counts = np.bincount(drawn, minlength=5)[1:]
+    assert (abs(counts - 50) < 25).all()  # four standard deviations
+    again = [int(step(state, points(), jax.random.key(i))[1]["nfe"]) for i in range(20)]
+    assert again == list(drawn[:20])
+
+
+@pytest.mark.parametrize("condition", ["steps", "next"])
+def test_the_student_is_told_its_walk(condition):
+    method = make(Affine(step_embed="zero"), nfe=(2, 3), condition=condition)
+    state = begin(method, points())
+    state = state.replace(params={"a": jnp.float32(0), "b": jnp.float32(0), "c": jnp.float32(1)})
+    unit = jax.random.normal(jax.random.key(0), (2, 1))
+    for nfe in (2, 3):
+        grid = default_grid(nfe + 2)
+        x = np.asarray(80 * unit)
+        for k, (t, s) in enumerate(pairwise(grid)):
+            told = nfe + 2 if condition == "steps" else np.log(s) / 4
+            d = x / np.sqrt(1 + t**2) if k == 0 else (x - told) / t
+            x = x + (s - t) * d
+        np.testing.assert_allclose(method.sample(state, unit, nfe=nfe), x, rtol=1e-4, atol=1e-5)
+
+
+def test_training_tells_the_student_what_sampling_will():
+    """After one SGD step from c = 0 the gradient of c is the sum of what was told, times the sign and 1 - s/t."""
+    for condition in ("steps", "next"):
+        method = make(Affine(step_embed="zero"), nfe=(1,), condition=condition)
+        state, key = begin(method, points()), jax.random.key(4)
+        after, _ = jax.jit(method.step)(state, points(), key)
+        s = default_grid(3)[2]
+        told = 3.0 if condition == "steps" else np.log(s) / 4
+        ratio = (after.params["c"] - state.params["c"]) / (after.params["b"] - state.params["b"])
+        np.testing.assert_allclose(ratio, told, rtol=1e-4)
+
+
+def test_labels_are_drawn_uniformly_and_other_conditions_kept():
+    cond = {"label": jnp.zeros(3000, jnp.int32), "pooled": jnp.ones((3000, 2))}
+    drawn = draw_labels(jax.random.key(0), cond, Affine(num_classes=3), 3000)
+    np.testing.assert_allclose(np.bincount(drawn["label"]), 1000, atol=4 * np.sqrt(3000 * 2 / 9))
+    assert drawn["pooled"] is cond["pooled"]
+    assert draw_labels(jax.random.key(0), None, Affine(), 3) is None
+    method = make(Affine(num_classes=3), nfe=(1,), teacher=lambda _: denoisers.gaussian(0.0, 1.0))
+    state = begin(method, points(label=jnp.zeros(5, jnp.int32)))
+    after, _ = jax.jit(method.step)(state, points(64, label=jnp.zeros(64, jnp.int32)), jax.random.key(0))
+    assert (np.asarray(after.params["table"]) != 0).all()  # every class was seen, though the batch holds only one
+
+
+def test_guidance_inside_training_guides_the_teacher_and_outside_the_student():
+    mixture = denoisers.gaussian_mixture(np.array([[-1.0], [1.0]]), np.array([0.3, 0.3]), np.array([0.5, 0.5]))
+    null = {"label": 2}
+    recorded = {}
+
+    def teacher(_):
+        def denoise(x, sigma, cond=None):
+            recorded["labels"] = cond["label"].shape
+            return mixture(x, sigma, cond)
+
+        return denoise
+
+    method = make(Affine(num_classes=2), nfe=(1,), teacher=teacher, guidance=3.0, null=null)
+    state = begin(method, points(label=jnp.zeros(5, jnp.int32)))
+    jax.jit(method.step)(state, points(label=jnp.zeros(5, jnp.int32)), jax.random.key(0))
+    assert recorded["labels"] == (10,)  # the conditional and the null half
+    plain = make(Affine(num_classes=3), nfe=(1,), null=null)
+    guided = make(Affine(num_classes=3), nfe=(1,), null=null, sample_guidance=2.0)
+    state = begin(plain, points(label=jnp.zeros(5, jnp.int32)))
+    state = state.replace(params={**state.params, "table": jnp.array([0.5, 0.2, 0.1])})
+    unit, zero = jnp.ones((2, 1)), {"label": jnp.zeros(2, jnp.int32)}
+    pull = 1 - default_grid(3)[2] / default_grid(3)[1]  # of D on the last state
+    difference = guided.sample(state, unit, zero) - plain.sample(state, unit, zero)
+    np.testing.assert_allclose(difference, pull * (0.5 - 0.1), rtol=1e-4)
+
+
+def test_dropout_is_a_flag():
+    on, off = (make(Affine(dropout=0.5), nfe=(1,), dropout=flag) for flag in (True, False))
+    without = make(Affine(), nfe=(1,))
+    state, key = begin(off, points(64)), jax.random.key(0)
+    losses = [float(jax.jit(m.step)(state, points(64), key)[1]["loss"]) for m in (on, off, without)]
+    assert losses[1] == losses[2] != losses[0]
+
+
+# ------------------------------------------------------------------------------------------ second stage
+
+
+def test_the_second_stage_learns_the_first_students_own_walk():
+    first = make(Affine(step_embed="zero"), nfe=(2, 5))
+    state = begin(first, points())
+    state = state.replace(params={"a": jnp.float32(0.3), "b": jnp.float32(0.2), "c": jnp.float32(0.05)})
+    teacher = first.export(state).ema
+    second = sfd(
+        Affine(step_embed="zero"), optax.sgd(0.0), nfe=(1,), substeps=3, solver="euler", teacher_afs=True,
+        teacher_step=7, wrapper=bare,
+    )  # fmt: skip
+    begun, key = begin(second, points(), teacher), jax.random.key(6)
+    assert jax.tree.all(jax.tree.map(np.array_equal, begun.params, teacher))
+    _, metrics = jax.jit(second.step)(begun, points(), key)
+    unit = noise_of(key, (5, 1))
+    gap = np.abs(second.sample(begun, unit) - first.sample(state, unit, nfe=5)).mean()
+    np.testing.assert_allclose(metrics["end_distance"], gap, rtol=1e-4)
+    assert gap > 1e-3
+
+
+# ------------------------------------------------------------------------------------------ losses and errors
+
+
+def test_losses():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 3, 4, 4, 2)).astype(np.float32)
+    difference = (a - b).reshape(3, -1).astype(np.float64)
+    c = 0.00054 * np.sqrt(32)
+    wanted = {
+        "l1": np.abs(difference).sum(1),
+        "l2": (difference**2).sum(1),
+        "pseudo_huber": np.sqrt((difference**2).sum(1) + c**2) - c,
+    }
+    assert set(wanted) == set(LOSSES)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(make_loss(name)({}, jnp.asarray(a), jnp.asarray(b)), value, rtol=1e-5)
+
+    def perceptual(params, a, b):
+        return params * jnp.abs(a - b).max((1, 2, 3))
+
+    both = make_loss("l1+lpips", perceptual)({"lpips": 2.0}, jnp.asarray(a), jnp.asarray(b))
+    np.testing.assert_allclose(both, wanted["l1"] + 32 * 2 * np.abs(difference).max(1), rtol=1e-5)
+    alone = make_loss("lpips", perceptual)({"lpips": 2.0}, jnp.asarray(a), jnp.asarray(b))
+    np.testing.assert_allclose(alone, 32 * 2 * np.abs(difference).max(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nfe": ()}, "nfe lists the student's evaluations"),
+        ({"nfe": (2, 2)}, r"each once and at least 1, got \(2, 2\)"),
+        ({"nfe": (0,)}, "at least 1"),
+        ({"substeps": 0}, r"substeps \(K\).* must be at least 1, got 0"),
+        ({"solver": "ancestral"}, "must be deterministic"),
+        ({"solver": "hein"}, "did you mean 'heun'"),
+        ({"loss": "l3"}, "unknown SFD loss .* 'l3'"),
+        ({"loss": "l1+lpips"}, "needs LPIPS weights"),
+        ({"condition": "step"}, "unknown SFD condition 'step'"),
+        ({"sample_nfe": 5}, "made for 2 evaluations, got 5"),
+        ({"grid": lambda n: np.linspace(2.0, 1.0, n) ** (1 + 1 / n)}, "does not contain the student's"),
+        ({"teacher": None, "teacher_step": 7}, "the model has no step_embed"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_sampling_with_other_evaluations_is_refused():
+    method = make(nfe=(1, 2))
+    with pytest.raises(ValueError, match="made for 1, 2 evaluations, got 4"):
+        method.sample(begin(method, points()), jnp.zeros((1, 1)), nfe=4)
+
+
+def test_a_teacher_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"1 misfits \(\['w'\] is unknown to the student\)"):
+        begin(make(), points(), {"a": jnp.float32(1), "w": jnp.float32(1)})
+    with pytest.raises(ValueError, match=r"\['a'\] is \(2,\), the student's \(\)"):
+        begin(make(), points(), {"a": jnp.ones(2)})
+    state = begin(make(), points(), {"a": jnp.float32(3)})
+    assert float(state.params["a"]) == 3 and float(state.params["b"]) == pytest.approx(0.1)
+
+
+def test_it_is_a_method_by_name():
+    assert methods.METHODS["sfd"] is sfd

@@ -10,7 +10,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.seed = 0  # of initialisation, noise and data order
 
     c.data = ConfigDict()
-    c.data.source = "digits"  # digits, arrays, folder, array_records, tfds, mixture
+    c.data.source = "digits"  # digits, arrays, folder, array_records, tfds, mixture, blank (no data)
     c.data.options = ConfigDict()  # of that source, for example {"path": "photos"}, and transforms
     c.data.batch_size = 128  # global, over all devices and processes
     c.data.workers = 0  # threads that decode images; 0 = one per core

@@ -23,6 +23,7 @@ def get_config(arg: str = "") -> ConfigDict:
     with c.unlocked():
         c.method.name = "sfd"
         c.model.fields.step_embed = "zero"
+        c.teacher.path = "runs/digits_sfd" if arg == "second" else "runs/digits"
         c.sfd.nfe, c.sfd.substeps, c.sfd.solver = (2, 3, 4, 5), 3, "dpmpp2m"
         c.optim.learning_rate = 1e-3
         c.optim.warmup_images = 0
@@ -30,7 +31,7 @@ def get_config(arg: str = "") -> ConfigDict:
         c.sample.sigma_min = 0.006
         c.sample.steps = 7
         if arg == "tiny":
-            c.teacher.kind = "fresh"
+            c.teacher.kind, c.teacher.path = "fresh", ""
             c.sfd.nfe, c.sample.steps = (2, 3), 4
             return c
         c.train.steps, c.train.log_every, c.train.save_every = 110, 10, 100

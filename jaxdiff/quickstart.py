@@ -1,6 +1,7 @@
-"""The library's main job in a few minutes on any CPU: train a teacher on the embedded digits, sample it, measure, show.
+"""The library's main job in minutes on any CPU: train a teacher on the embedded digits, distil it, measure, show.
 
-Writes to the workdir: the run itself (resumable), one grid per row of the table, results.json and report.html.
+Writes to the workdir: the teacher's run, the students' runs in sfd and sfd_one (all resumable), one grid per row of the
+table, results.json and report.html.
 """
 
 from __future__ import annotations
@@ -18,51 +19,83 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxdiff import training
-from jaxdiff.configs import digits
+from jaxdiff.configs import digits, digits_sfd
 from jaxdiff.training.logs import image_grid, save_png
 
-# name, solver, timestamps, end with x0 = D(x, sigma_min)
+# of the teacher: name, solver, timestamps; all end with x0 = D(x, sigma_min)
 ROWS = (
-    ("teacher, Heun", "heun", 18, True),
-    ("UniPC", "unipc", 10, True),
-    ("DPM-Solver++(3M)", "dpmpp3m", 10, True),
-    ("iPNDM", "ipndm", 10, True),
-    ("DDIM", "euler", 10, True),
-    ("UniPC", "unipc", 5, True),
-    ("iPNDM", "ipndm", 5, True),
-    ("DDIM", "euler", 5, True),
+    ("teacher, Heun", "heun", 18),
+    ("UniPC", "unipc", 10),
+    ("DPM-Solver++(3M)", "dpmpp3m", 10),
+    ("iPNDM", "ipndm", 10),
+    ("DDIM", "euler", 10),
+    ("UniPC", "unipc", 5),
+    ("iPNDM", "ipndm", 5),
+    ("DDIM", "euler", 5),
 )
 COLUMNS = ("sampler", "NFE", "Fréchet distance", "recall", "read correctly", "images/s")
 
 
 def run(workdir: Path, steps: int | None = None, samples: int | None = None) -> list[dict[str, Any]]:
-    """Train (or go on training), fill the table, write the report."""
-    config = digits.get_config()
-    with config.unlocked():
-        config.train.steps = steps or config.train.steps
-        config.eval.samples = samples or config.eval.samples
-    print(f"training a teacher on the embedded digits: {config.train.steps} steps, a few minutes on two cores")
-    result = training.train(config, workdir)
-    if result.stopped:
+    """Train (or go on training) the teacher and its students, fill the table, write the report.
+
+    `steps` shortens the teacher's training, and the students' in proportion.
+    """
+    teacher, student, one = configs(Path(workdir), steps, samples)
+    print(f"training a teacher on the embedded digits: {teacher.train.steps} steps, a few minutes on two cores")
+    seconds: dict[str, float] = {}
+    state = _train(teacher, workdir, seconds)
+    if state is None:
         return []
-    state = training.build(config).method.export(result.state)
-    print(f"\nsampling {config.eval.samples} digits with each row's solver")
-    print(_line(COLUMNS))
+    print(f"\ndistilling it with SFD-v, for 2 to 5 evaluations: {student.train.steps} iterations")
+    few = _train(student, workdir / "sfd", seconds)
+    print(f"\nand that student on to 1 evaluation: {one.train.steps} iterations")
+    single = None if few is None else _train(one, workdir / "sfd_one", seconds)
+    if few is None or single is None:
+        return []
+    plan = [(name, solver, _sampled(teacher, solver, n), state) for name, solver, n in ROWS]
+    plan += [("SFD-v", "sfd", _sampled(student, "euler", nfe + 2), few) for nfe in reversed(student.sfd.nfe)]
+    plan += [("SFD, second stage", "sfd", one, single)]
+    print(f"\nsampling {teacher.eval.samples} digits with each row's sampler\n{_line(COLUMNS)}")
     rows = []
-    for name, solver, timestamps, to_zero in ROWS:
-        row = measure(config, state, solver, timestamps, to_zero)
-        row = {"sampler": name, **row}
+    for name, file, config, weights in plan:
+        row = {"sampler": name, **measure(config, weights)}
         rows.append(row)
         print(_line(_cells(row)), flush=True)
-        save_png(Path(workdir) / f"{solver}_{row['NFE']}.png", row["picture"])
-    write_report(Path(workdir), config, rows)
+        save_png(Path(workdir) / f"{file}_{row['NFE']}.png", row["picture"])
+    print(f"seconds of training, with compilation: {', '.join(f'{name} {s:.0f}' for name, s in seconds.items())}")
+    write_report(Path(workdir), teacher, rows, seconds)
     return rows
 
 
-def measure(config: ConfigDict, state: Any, solver: str, timestamps: int, to_zero: bool) -> dict[str, Any]:
-    """One row: sample with a solver, compare with the data, time the sampling once it is compiled."""
+def configs(workdir: Path, steps: int | None, samples: int | None) -> tuple[ConfigDict, ConfigDict, ConfigDict]:
+    """The runs of the teacher, of the SFD-v student and of the second stage."""
+    teacher, student, one = digits.get_config(), digits_sfd.get_config(), digits_sfd.get_config("second")
+    share = (steps or teacher.train.steps) / teacher.train.steps
+    for config, path in ((teacher, ""), (student, str(workdir)), (one, str(workdir / "sfd"))):
+        with config.unlocked():
+            config.train.steps = max(1, round(share * config.train.steps))
+            config.eval.samples = samples or config.eval.samples
+            config.teacher.path = path
+    return teacher, student, one
+
+
+def _train(config: ConfigDict, workdir: Path, seconds: dict[str, float]) -> Any:
+    """The exported state of a run, or None when it was stopped; its time goes to `seconds`."""
+    begun = time.monotonic()
+    result = training.train(config, workdir)
+    seconds[{"denoise": "teacher"}.get(config.method.name, Path(workdir).name)] = time.monotonic() - begun
+    return None if result.stopped else training.build(config).method.export(result.state)
+
+
+def _sampled(config: ConfigDict, solver: str, timestamps: int) -> ConfigDict:
     config = ConfigDict(config.to_dict())
-    config.sample.solver, config.sample.steps, config.sample.to_zero = solver, timestamps, to_zero
+    config.sample.solver, config.sample.steps = solver, timestamps
+    return config
+
+
+def measure(config: ConfigDict, state: Any) -> dict[str, Any]:
+    """One row: sample as the config says, compare with the data, time the sampling once it is compiled."""
     job = training.build(config)
     program = training.sampler(job)
     count = config.eval.samples
@@ -103,10 +136,11 @@ def _line(cells: tuple[str, ...]) -> str:
     return f"{cells[0]:20s}" + "".join(f"{cell:>18s}" for cell in cells[1:])
 
 
-def write_report(workdir: Path, config: ConfigDict, rows: list[dict[str, Any]]) -> None:
+def write_report(workdir: Path, config: ConfigDict, rows: list[dict[str, Any]], seconds: dict[str, float]) -> None:
     """results.json and a self-contained report.html with the pictures inside."""
     plain = [{key: value for key, value in row.items() if key != "picture"} for row in rows]
-    (workdir / "results.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+    results = {"rows": plain, "training_seconds": seconds}
+    (workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     head = "".join(f"<th>{html.escape(column)}</th>" for column in COLUMNS)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in _cells(row)) + "</tr>" for row in rows)
     figures = "".join(
@@ -118,7 +152,7 @@ def write_report(workdir: Path, config: ConfigDict, rows: list[dict[str, Any]]) 
     note = (
         f"Distance and recall in the features of a digit classifier (sha256 {net['feature_sha256'][:12]}), "
         f"{net['samples']} samples against {net['reference_samples']} digits, rounded to 8 bits, seed {net['seed']}. "
-        f"Device: {jax.devices()[0].device_kind}. {config.train.steps} training steps."
+        f"Device: {jax.devices()[0].device_kind}. {config.train.steps} training steps of the teacher."
     )
     page = PAGE.format(head=head, body=body, figures=figures, note=html.escape(note))
     path = workdir / "report.html"

@@ -8,6 +8,7 @@ from PIL import Image
 
 from jaxdiff import quickstart
 from jaxdiff.cli import main
+from jaxdiff.configs import digits, digits_sfd
 
 TINY = ["--config=digits:tiny", "--config.compile_cache=", "--config.mesh.data=1", "--config.mesh.fsdp=8"]
 
@@ -135,17 +136,35 @@ def test_help_is_printed(capsys):
     assert "jaxdiff quickstart" in capsys.readouterr().out
 
 
+def small(arg=""):
+    """The quickstart's runs with a network that compiles fast; "second" as digits_sfd takes it."""
+    config = digits_sfd.get_config("tiny") if arg != "teacher" else digits.get_config("tiny")
+    with config.unlocked():
+        config.model.name = "dit"
+        config.model.fields = {"patch": 2, "depth": 1, "width": 32, "heads": 4, "learn_variance": False}
+        if arg != "teacher":
+            config.model.fields.step_embed = "zero"
+            config.teacher.kind = "run"
+        if arg == "second":
+            config.sfd.nfe, config.sample.steps, config.sfd.substeps = (1,), 3, 3
+            config.sfd.solver, config.sfd.teacher_afs, config.sfd.teacher_step = "euler", True, 7
+        config.compile_cache, config.mesh.fsdp, config.mesh.data, config.sample.batch_size = "", 8, 1, 64
+    return config
+
+
 def test_the_quickstart_at_tiny_size(tmp_path, monkeypatch, capsys):
-    tiny = quickstart.digits.get_config("tiny")
-    with tiny.unlocked():
-        tiny.compile_cache, tiny.mesh.fsdp, tiny.mesh.data, tiny.sample.batch_size = "", 8, 1, 64
-    monkeypatch.setattr(quickstart.digits, "get_config", lambda: tiny)
+    teacher, student, one = (small(arg) for arg in ("teacher", "", "second"))
+    monkeypatch.setattr(quickstart.digits, "get_config", lambda: teacher)
+    monkeypatch.setattr(quickstart.digits_sfd, "get_config", lambda arg="": one if arg else student)
     monkeypatch.setattr(quickstart, "ROWS", quickstart.ROWS[-1:])
     assert main(["quickstart", f"--workdir={tmp_path}", "--steps=2", "--samples=64"]) == 0
     printed = capsys.readouterr().out
     assert "DDIM" in printed and "Fréchet distance" in printed
-    rows = json.loads((tmp_path / "results.json").read_text())
-    assert rows[0]["NFE"] == 5 and rows[0]["protocol"]["samples"] == 64
+    results = json.loads((tmp_path / "results.json").read_text())
+    found = [(row["sampler"], row["NFE"]) for row in results["rows"]]
+    assert found == [("DDIM", 5), ("SFD-v", 3), ("SFD-v", 2), ("SFD, second stage", 1)]
+    assert all(row["protocol"]["samples"] == 64 for row in results["rows"])
+    assert set(results["training_seconds"]) == {"teacher", "sfd", "sfd_one"}
     page = (tmp_path / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 1 and "http" not in page
-    assert size_of(tmp_path / "euler_5.png")[0] > 100
+    assert page.count("data:image/png;base64,") == 4 and "http" not in page
+    assert all(size_of(tmp_path / name)[0] > 100 for name in ("euler_5.png", "sfd_2.png", "sfd_1.png"))

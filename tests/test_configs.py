@@ -17,7 +17,7 @@ from jaxdiff.configs import default
 from jaxdiff.data import sources
 from jaxdiff.data.memory import in_memory
 from jaxdiff.training.evaluate import sample
-from jaxdiff.training.trainer import example_batch
+from jaxdiff.training.trainer import declare
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "default"))
@@ -29,6 +29,8 @@ STORED = {
     "imagenet64": ((96, 80, 3), 1000),
     "imagenet256_dit": ((32, 32, 4), 1000),
     "folder": ((96, 80, 3), 10),
+    "cifar10_sfd": ((32, 32, 3), 10),
+    "imagenet64_sfd": ((96, 80, 3), 1000),
 }
 PATHS = ("folder",)  # configs whose argument is a path, so that any is allowed
 # published parameter counts: EDM's without its augmentation input of 9 x 128
@@ -41,6 +43,11 @@ PARAMETERS = {
     ("imagenet256_dit", "B"): 130_315_808,
     ("imagenet256_dit", "L"): 457_840_672,
     ("imagenet256_dit", "XL"): 674_834_720,
+    ("cifar10_sfd", ""): 55_733_891 + 4_662_528,
+    ("cifar10_sfd", "2"): 55_733_891,
+    ("cifar10_sfd", "second"): 55_733_891 + 4_662_528,
+    ("imagenet64_sfd", "blank"): 295_899_267 + 28_201_344,
+    ("imagenet64_sfd", "5"): 295_899_267,
 }
 
 
@@ -77,6 +84,7 @@ def count(tree):
 
 def test_there_is_a_config_for_every_published_recipe():
     assert {"digits", "cifar10", "imagenet64", "imagenet256_dit", "mixture2d"} <= set(NAMES)
+    assert {"digits_sfd", "cifar10_sfd", "imagenet64_sfd"} <= set(NAMES)
     assert set(PARAMETERS) <= set(CASES)
 
 
@@ -112,16 +120,18 @@ def test_docstring_has_the_command_and_names_the_arguments(name):
 def test_full_size_builds_and_has_the_published_number_of_parameters(name, arg, monkeypatch):
     """All of the config but its data is used; their constructor's options are checked, its result is a stand-in."""
     config = module(name).get_config(arg)
-    if name in STORED:
+    if name in STORED and config.data.source != "blank":
         stand_in(monkeypatch, config.data.source, *STORED[name])
-    job = training.build(config)
     with promotion(config):
-        state = jax.eval_shape(job.method.init, jax.random.key(0), example_batch(job))
+        job = training.build(config)
+        state, _ = declare(job)
     total = count(state.params)
-    assert total == count(state.ema) == PARAMETERS.get((name, arg), total)
+    assert total == PARAMETERS.get((name, arg), total)
+    assert total == (count(state.ema) if config.method.name == "denoise" else total)
     for number, unit in re.findall(r"([\d.]+) ([kM])\s+parameters", "" if arg else module(name).__doc__):
         assert total / {"k": 1e3, "M": 1e6}[unit] == pytest.approx(float(number), rel=5e-3)
-    assert bool(job.null) == bool(job.dataset.num_classes) == (name != "mixture2d" and (name, arg) != ("cifar10", ""))
+    unconditional = name.startswith("mixture2d") or (name.startswith("cifar10") and arg != "cond")
+    assert bool(job.null) == bool(job.dataset.num_classes) == (not unconditional)
 
 
 def stand_in(monkeypatch, source, shape, classes):
@@ -139,10 +149,10 @@ def stand_in(monkeypatch, source, shape, classes):
 @pytest.mark.parametrize("name", NAMES)
 def test_tiny_trains_a_step_and_samples(name):
     config = module(name).get_config("tiny")
-    job = training.build(config, jax.devices()[:1])
-    batch = job.dataset.batch(0, config.data.batch_size)
     with promotion(config):
-        before = filled(jax.eval_shape(job.method.init, jax.random.key(0), batch))
+        job = training.build(config, jax.devices()[:1])
+        batch = job.dataset.batch(0, config.data.batch_size)
+        before = filled(declare(job)[0])
         state, metrics = jax.jit(job.method.step)(before, batch, jax.random.key(1))
         ((images, labels),) = sample(job, state, 4, seed=0)
     assert metrics["loss"] > 0
@@ -158,8 +168,13 @@ def filled(state):
     """A state of those shapes, its parameters random; compiling initialisers would take a third of this file's time."""
     rng = np.random.default_rng(0)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state)
-    params = jax.tree.map(lambda leaf: 0.05 * rng.standard_normal(leaf.shape, leaf.dtype), state.params)
-    return zeros.replace(params=params, ema=params)
+
+    def draw(tree):
+        return jax.tree.map(lambda leaf: 0.05 * rng.standard_normal(leaf.shape, leaf.dtype), tree)
+
+    params = draw(state.params)
+    frozen = {"frozen": draw(state.frozen)} if hasattr(state, "frozen") else {}
+    return zeros.replace(params=params, ema=None if state.ema is None else params, **frozen)
 
 
 def test_unconditional_models_train_on_labelled_data():

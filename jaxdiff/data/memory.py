@@ -74,6 +74,16 @@ def arrays(
     )
 
 
+def blank(shape: Sequence[int], *, num_classes: int = 0) -> Source:
+    """No data: zeros of one shape, for methods that draw their own, such as SFD; samples cannot be evaluated."""
+    if not shape or any(int(side) != side or side < 1 for side in shape) or num_classes < 0:
+        raise ValueError(f"blank needs the shape of an image, for example (32, 32, 3), got {shape} and {num_classes=}")
+    images = np.zeros(
+        (max(num_classes, 1), *(int(side) for side in shape)), np.uint8 if len(shape) == 3 else np.float32
+    )
+    return in_memory("blank", images, np.arange(num_classes) if num_classes else None, num_classes)
+
+
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"no .npz file at {path}; tried {path.resolve()}")

@@ -9,7 +9,7 @@ from typing import Any
 from jaxdiff.data.dataset import Dataset, build
 from jaxdiff.data.examples import Source
 from jaxdiff.data.folder import folder
-from jaxdiff.data.memory import arrays, digits
+from jaxdiff.data.memory import arrays, blank, digits
 from jaxdiff.data.mixture import mixture
 from jaxdiff.data.prepared import tfds
 from jaxdiff.data.records import array_records
@@ -22,6 +22,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "array_records": array_records,
     "tfds": tfds,
     "mixture": mixture,
+    "blank": blank,
 }
 
 

@@ -118,6 +118,8 @@ def evaluate(
     `sampler(job)` from before, so that the next evaluation need not compile it again.
     """
     c = job.config.eval
+    if job.config.data.source == "blank":
+        raise ValueError("data.source='blank' has nothing to compare samples with; evaluate with the data set's config")
     if samples is None:
         parts = list(sample(job, state, c.samples, c.seed, stop=stop, run=run))
         if sum(len(images) for images, _ in parts) < c.samples:

@@ -28,6 +28,7 @@ from jaxdiff.training import export
 from jaxdiff.training.sharding import path_name
 
 PRIVATE = ("parent", "name", "dtype", "remat", "loop", "dropout", "step_embed")  # may differ from the student
+CONVENTIONS = {"edm": "edm", "dit": "ddpm", "sd3": "flow"}  # denoiser.kind of public weights
 
 
 class Frozen(NamedTuple):
@@ -57,6 +58,9 @@ def make(config: ConfigDict, model: Any, dataset: Dataset, build_model: Callable
             "a distillation needs a teacher: --config.teacher.path=FOLDER of a run (make one with: jaxdiff train "
             "--config=configs/digits.py --workdir=runs/digits), or a weights file with --config.teacher.kind=edm"
         )
+    wanted = CONVENTIONS.get(kind, config.denoiser.kind)
+    if config.denoiser.kind != wanted:
+        raise ValueError(f"weights of kind {kind!r} need denoiser.kind={wanted!r}, got {config.denoiser.kind!r}")
     shapes = parameter_shapes(model, dataset)
 
     def load() -> Any:

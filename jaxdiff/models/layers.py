@@ -270,43 +270,47 @@ def loop_conv(x: Array, kernel: Array, strides: Any, padding: Any, **kwargs: Any
     """`lax.conv_general_dilated` whose gradients on CPU are an ordinary convolution and matrix products.
 
     XLA on CPU runs its own convolution gradients an order of magnitude slower inside loops and branches; these run
-    there as fast as outside. Other platforms keep theirs. Reverse mode only: `jax.jvp` refuses it. Strided, dilated
-    or grouped convolutions are passed on unchanged.
+    there as fast as outside. Other platforms keep theirs. Reverse mode only: `jax.jvp` refuses it. Convolutions that
+    are strided, dilated or grouped, or padded by name, are passed on unchanged.
     """
-    plain = kwargs.get("feature_group_count", 1) == 1 and all(
-        step == 1 for name in ("lhs_dilation", "rhs_dilation") for step in kwargs.get(name) or (1,)
-    )
-    if not plain or any(stride != 1 for stride in strides):
+    dilated = any(step != 1 for name in ("lhs_dilation", "rhs_dilation") for step in kwargs.get(name) or (1,))
+    grouped = kwargs.get("feature_group_count", 1) != 1 or kwargs.get("batch_group_count", 1) != 1
+    if dilated or grouped or isinstance(padding, str) or any(stride != 1 for stride in strides):
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, **kwargs)
-    return _loop_conv(x, kernel, tuple((int(low), int(high)) for low, high in padding))
+    return _loop_conv(x, kernel, tuple((int(low), int(high)) for low, high in padding), kwargs.get("precision"))
 
 
-def _conv(x: Array, kernel: Array, padding: Any) -> Array:
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+def _conv(x: Array, kernel: Array, padding: Any, precision: Any) -> Array:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=layout, precision=precision)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _loop_conv(x: Array, kernel: Array, padding: Any) -> Array:
-    return _conv(x, kernel, padding)
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _loop_conv(x: Array, kernel: Array, padding: Any, precision: Any) -> Array:
+    return _conv(x, kernel, padding, precision)
 
 
-def _loop_conv_backward(padding: Any, inputs: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+def _loop_conv_forward(x: Array, kernel: Array, padding: Any, precision: Any) -> tuple[Array, tuple[Array, Array]]:
+    return _conv(x, kernel, padding, precision), (x, kernel)
+
+
+def _loop_conv_backward(padding: Any, precision: Any, inputs: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     def products(x: Array, kernel: Array, g: Array) -> tuple[Array, Array]:
         room = [(size - 1 - low, size - 1 - high) for size, (low, high) in zip(kernel.shape, padding, strict=False)]
         flipped = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
         padded = jnp.pad(x, ((0, 0), *padding, (0, 0)))
         (rows, columns), (_, h, w, _) = kernel.shape[:2], g.shape
         windows = [[padded[:, i : i + h, j : j + w] for j in range(columns)] for i in range(rows)]
-        weight = [[jnp.einsum("bhwc,bhwf->cf", window, g) for window in row] for row in windows]
-        return _conv(g, flipped, room), jnp.stack([jnp.stack(row) for row in weight])
+        weight = [[jnp.einsum("bhwc,bhwf->cf", window, g, precision=precision) for window in row] for row in windows]
+        return _conv(g, flipped, room, precision), jnp.stack([jnp.stack(row) for row in weight])
 
     def native(x: Array, kernel: Array, g: Array) -> tuple[Array, Array]:
-        return jax.vjp(lambda x, kernel: _conv(x, kernel, padding), x, kernel)[1](g)
+        return jax.vjp(lambda x, kernel: _conv(x, kernel, padding, precision), x, kernel)[1](g)
 
     return jax.lax.platform_dependent(*inputs, g, cpu=products, default=native)
 
 
-_loop_conv.defvjp(lambda x, kernel, padding: (_conv(x, kernel, padding), (x, kernel)), _loop_conv_backward)
+_loop_conv.defvjp(_loop_conv_forward, _loop_conv_backward)
 
 
 def downsample(

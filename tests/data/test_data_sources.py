@@ -236,3 +236,13 @@ def test_options_of_sources_and_of_build_do_not_collide():
     common = set(inspect.signature(data.build).parameters)
     for constructor in data.SOURCES.values():
         assert not common & set(inspect.signature(constructor).parameters)
+
+
+def test_blank_has_the_shape_and_the_classes_and_nothing_else():
+    dataset = data.load("blank", shape=(8, 8, 3), num_classes=4)
+    batch = dataset.batch(0, 6)
+    assert batch["image"].shape == (6, 8, 8, 3) and dataset.num_classes == 4
+    assert set(batch["label"]) <= set(range(4)) and len(np.unique(batch["image"])) == 1
+    assert set(data.load("blank", shape=(2,)).batch(0, 3)) == {"image"}
+    with pytest.raises(ValueError, match=r"blank needs the shape of an image, for example \(32, 32, 3\), got \(\)"):
+        data.load("blank", shape=())

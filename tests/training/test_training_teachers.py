@@ -13,7 +13,7 @@ from training_runs import assert_same_bits, config_of, pictures_of, points_of, s
 
 from jaxdiff import models, weights
 from jaxdiff.cli import main
-from jaxdiff.training import build, export, trainer
+from jaxdiff.training import build, evaluate, export, trainer
 from jaxdiff.training.teachers import parameter_shapes
 
 ONE = jax.devices()[:1]
@@ -182,8 +182,9 @@ def write_public(path, kind, model):
     return params
 
 
-def public_job(path, kind, fields, name):
+def public_job(path, kind, fields, name, convention=""):
     changes = {"model.name": name, "model.fields": {**fields, "step_embed": "zero"}}
+    changes["denoiser.kind"] = convention or {"edm": "edm", "dit": "ddpm"}[kind]
     base = {k: v for k, v in pictures_of("sfd").items() if not k.startswith("model.")}
     return build(config_of(base, {**changes, "teacher.kind": kind, "teacher.path": str(path)}), ONE)
 
@@ -220,9 +221,22 @@ def test_files_that_do_not_tell_all_are_read_as_the_student_is(tmp_path, scan):
     assert jax.tree.structure(job.frozen.load()) == jax.tree.structure(job.frozen.shapes)
 
 
+def test_weights_of_another_convention_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"weights of kind 'dit' need denoiser.kind='ddpm', got 'edm'"):
+        public_job(tmp_path / "dit.npz", "dit", VIT, "dit", "edm")
+
+
 def test_a_run_with_another_layout_of_blocks_is_refused_by_name(tmp_path):
     write_run(tmp_path / "teacher", pictures_of("denoise"))
     changes = {"teacher.kind": "run", "teacher.path": str(tmp_path / "teacher"), "model.fields.scan": True}
     job = build(config_of(pictures_of("sfd"), changes), ONE)
     with pytest.raises(ValueError, match=r"model field scan is True here and False in"):
         job.frozen.load()
+
+
+def test_a_blank_data_set_trains_but_cannot_be_evaluated():
+    changes = {"data.source": "blank", "data.options": {"shape": (8, 8, 1), "num_classes": 10}}
+    job = build(config_of(pictures_of("sfd"), changes), ONE)
+    assert job.model.num_classes == 10
+    with pytest.raises(ValueError, match=r"data.source='blank' has nothing to compare samples with"):
+        evaluate(job, None)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,11 +38,9 @@ from jaxdiff.denoisers import Cond, Denoiser
 from jaxdiff.errors import pick
 from jaxdiff.methods import ema as ema_lib
 from jaxdiff.methods.method import Batch, Method, Metrics, accumulate, adopt, cond_of, data_of, in_loops, update
+from jaxdiff.methods.walks import EULER, Grid, check_walks, default_grid, make_plan, teacher_states
 from jaxdiff.models import network
 from jaxdiff.solvers import Solver, analytic_first_step
-
-EULER = solvers.euler()
-Grid = Callable[[int], np.ndarray]  # number of timestamps -> timestamps, descending
 
 
 @struct.dataclass
@@ -94,74 +92,6 @@ def make_loss(name: str, perceptual: Perceptual | None = None) -> Callable[[Any,
     return total
 
 
-# ------------------------------------------------------------------------------------------ the plan of all walks
-
-
-class Plan(NamedTuple):
-    """The walks of every n of the list, padded to the longest; each array has a leading axis of len(timestamps)."""
-
-    timestamps: tuple[int, ...]
-    student: Any  # Euler's rows [choice, step]
-    teacher: Any  # the teacher solver's rows [choice, step, sub-step]
-    value: np.ndarray  # the condition [choice, step]
-    steps: np.ndarray  # steps walked [choice]
-    start: np.ndarray  # t_0 [choice]
-
-
-def make_plan(
-    timestamps: Sequence[int], grid: Grid, substeps: int, solver: Solver, condition: str = "steps"
-) -> tuple[Plan, dict[int, np.ndarray]]:
-    """The plan, and the student grid of each n: every `substeps`-th point of the teacher's, equal to the bit."""
-    longest = max(timestamps) - 1
-    grids: dict[int, np.ndarray] = {}
-    rows = []
-    for n in timestamps:
-        fine = np.asarray(grid(substeps * (n - 1) + 1), np.float64)
-        grids[n], wanted = fine[::substeps], np.asarray(grid(n), np.float64)
-        if not np.allclose(grids[n], wanted, rtol=1e-6):
-            raise ValueError(
-                f"the teacher's grid of {len(fine)} timestamps does not contain the student's {wanted}: "
-                "choose a grid kind whose finer grids nest, such as polynomial or logsnr"
-            )
-        nested = jax.tree.map(lambda a, n=n: a.reshape(n - 1, substeps, *a.shape[1:]), solver.table(fine, np))
-        value = np.full(n - 1, float(n)) if condition == "steps" else np.log(grids[n][1:]) / 4
-        row = (EULER.table(grids[n], np), nested, value)
-        rows.append(jax.tree.map(lambda a, n=n: np.concatenate([a, a[-1:].repeat(longest - (n - 1), 0)]), row))
-    student, teacher, value = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
-    count = np.array([n - 1 for n in timestamps], np.int32)
-    return Plan(tuple(timestamps), student, teacher, value, count, np.array([grids[n][0] for n in timestamps])), grids
-
-
-def teacher_states(
-    denoise: Denoiser, x: Array, rows: Any, count: Any, solver: Solver, cond: Cond = None, afs: bool = False
-) -> Array:
-    """The states [steps, b, ...] after each student step; those past `count` repeat the last one and cost nothing."""
-    steps, substeps = jax.tree.leaves(rows)[0].shape[:2]
-    rows = jax.tree.map(lambda a: jnp.asarray(a, x.dtype), rows)
-    index = jnp.arange(steps * substeps).reshape(steps, substeps)
-
-    def substep(carry: Any, inputs: Any) -> tuple[Any, None]:
-        i, row = inputs
-
-        def first(x: Array, sigma: Any, cond: Cond) -> Array:
-            return (
-                jax.lax.cond(i == 0, analytic_first_step, denoise, x, sigma, cond) if afs else denoise(x, sigma, cond)
-            )
-
-        return solver.step(first, denoise, cond, *carry, row, None), None
-
-    def interval(carry: Any, inputs: Any) -> tuple[Any, Array]:
-        carry, _ = jax.lax.scan(substep, carry, inputs)
-        return carry, carry[0]
-
-    def maybe(carry: Any, inputs: Any) -> tuple[Any, Array]:
-        if isinstance(count, (int, np.integer)) and count >= steps:
-            return interval(carry, inputs)
-        return jax.lax.cond(inputs[0][0] < count * substeps, interval, lambda c, _: (c, c[0]), carry, inputs)
-
-    return jax.lax.scan(maybe, (x, (jnp.zeros_like(x),) * solver.history), (index, rows))[1]
-
-
 # ------------------------------------------------------------------------------------------ the student's walk
 
 Gap = Callable[..., tuple[Array, tuple[Array, Array]]]  # (params, examples, step) -> loss, (next x, mean distance)
@@ -198,11 +128,6 @@ def walk_student(
 # ------------------------------------------------------------------------------------------ the method
 
 
-def default_grid(n: int) -> np.ndarray:
-    """The paper's: polynomial with rho 7 from 80 to 0.006."""
-    return solvers.grid(n, 0.006, 80.0)
-
-
 def sfd(
     model: nn.Module,
     optimizer: optax.GradientTransformation,
@@ -227,6 +152,7 @@ def sfd(
     rate: Callable[[Array], Any] = lambda iteration: 1.0,
     decay: ema_lib.Decay | None = None,
     parts: int = 1,
+    place: Callable[[Array], Array] = lambda x: x,
 ) -> Method:
     """Distil a teacher into `wrapper(network)` walked by Euler at the evaluations listed in `nfe`.
 
@@ -240,6 +166,8 @@ def sfd(
                 guides the student when sampling: `sample_guidance`
     decay       an average of the parameters to sample with; the paper keeps none
     parts       gradients are accumulated over slices of the batch
+    place       a sharding constraint for arrays drawn here that go along the batch; without it a compiler that sees
+                no sharded input has every device do all the work
     """
     solver = solvers.make(solver) if isinstance(solver, str) else solver
     timestamps = check_walks(nfe, afs, substeps, solver)
@@ -275,8 +203,8 @@ def sfd(
         choice = jax.random.randint(keys["choice"], (), 0, len(timestamps)) if several else 0
         walk = jax.tree.map(lambda a: jnp.asarray(a, _narrow(a))[choice], plan._replace(timestamps=()))
         count = walk.steps if several else longest
-        cond = draw_labels(keys["label"], cond_of(batch), model, shape[0])
-        x = walk.start * jax.random.normal(keys["noise"], shape)
+        cond = draw_labels(keys["label"], cond_of(batch), model, shape[0], place)
+        x = walk.start * place(jax.random.normal(keys["noise"], shape))
 
         def gap(params: Any, examples: Any, step: Any) -> tuple[Array, tuple[Array, Array]]:
             key = jax.random.fold_in(keys["dropout"], step["index"]) if dropout else None
@@ -309,32 +237,22 @@ def sfd(
     def sample(
         state: State, noise: Array, cond: Cond = None, key: Array | None = None, nfe: int = default_nfe
     ) -> Array:
-        choice = timestamps.index(_check_nfe(nfe, [n - 1 - afs for n in timestamps]) + 1 + afs)
-        sigmas, values = grids[timestamps[choice]], plan.value[choice]
-        inner = denoiser(state)
+        n = _check_nfe(nfe, [n - 1 - afs for n in timestamps]) + 1 + afs
+        inner, values = denoiser(state), jnp.asarray(plan.value[timestamps.index(n)], jnp.float32)
 
         def denoise(x: Array, sigma: Any, cond: Cond = None) -> Array:
-            passed = jnp.sum(jnp.log(sigma) < jnp.asarray(np.log(sigmas) - 1e-3, x.dtype))  # timestamps above sigma
-            return inner(x, sigma, given(cond, jnp.asarray(values, x.dtype)[passed], x.shape[0]))
+            passed = jnp.sum(
+                jnp.log(jnp.max(sigma)) < jnp.asarray(np.log(grids[n]) - 1e-3, x.dtype)
+            )  # timestamps above sigma
+            return inner(x, sigma, given(cond, values[passed], x.shape[0]))
 
         guide = denoisers.guided(denoise, sample_guidance, null) if sample_guidance != 1.0 and null else denoise
-        return solvers.solve(guide, sigmas[0] * noise, sigmas, EULER, cond, afs=afs)
+        return solvers.solve(guide, grids[n][0] * noise, grids[n], EULER, cond, afs=afs)
 
     def export(state: State) -> State:
         return State(state.step, None, state.params if state.ema is None else state.ema, None, None)
 
     return Method(init, step, sample, denoiser, export)
-
-
-def check_walks(nfe: Sequence[int], afs: bool, substeps: int, solver: Solver) -> tuple[int, ...]:
-    """The timestamps n of each number of evaluations: n = evaluations + 1, one more with AFS."""
-    if not nfe or any(int(n) != n or n < 1 for n in nfe) or len(set(nfe)) < len(nfe):
-        raise ValueError(f"nfe lists the student's evaluations, each once and at least 1, got {tuple(nfe)}")
-    if substeps < 1:
-        raise ValueError(f"substeps (K), the teacher's steps per student step, must be at least 1, got {substeps}")
-    if solver.stochastic:
-        raise ValueError("the teacher's solver must be deterministic: the student has to repeat its trajectory")
-    return tuple(int(n) + 1 + afs for n in nfe)
 
 
 def _check_nfe(nfe: int, known: Sequence[int]) -> int:
@@ -351,11 +269,13 @@ def _own_teacher(model: nn.Module, wrapper: Callable[..., Denoiser], teacher_ste
     return lambda params: wrapper(network(plain, params))
 
 
-def draw_labels(key: Array, cond: Any, model: Any, examples: int) -> Cond:
+def draw_labels(
+    key: Array, cond: Any, model: Any, examples: int, place: Callable[[Array], Array] = lambda x: x
+) -> Cond:
     """The batch's conditions, labels replaced by uniform draws."""
     if not getattr(model, "num_classes", 0):
         return cond
-    return {**(cond or {}), "label": jax.random.randint(key, (examples,), 0, model.num_classes)}
+    return {**(cond or {}), "label": place(jax.random.randint(key, (examples,), 0, model.num_classes))}
 
 
 def _narrow(array: np.ndarray) -> Any:

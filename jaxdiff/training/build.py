@@ -55,7 +55,7 @@ def build(config: ConfigDict, devices: Any = None) -> Job:
         dataset = unlabelled(dataset)
     null: Cond = {"label": model.num_classes} if getattr(model, "num_classes", 0) else None
     solver = solvers.make(config.sample.solver, **_options(config.sample.options))
-    method, frozen = pick(BUILDERS, config.method.name, "method")(config, model, dataset, null, solver)
+    method, frozen = pick(BUILDERS, config.method.name, "method")(config, model, dataset, null, solver, mesh)
     return Job(config, dataset, mesh, model, method, null, solver, frozen)
 
 
@@ -172,7 +172,7 @@ def _schedule(config: ConfigDict) -> dict[str, Any]:
 
 
 def _denoise(
-    config: ConfigDict, model: Any, dataset: Dataset, null: Cond, solver: solvers.Solver
+    config: ConfigDict, model: Any, dataset: Dataset, null: Cond, solver: solvers.Solver, mesh: Mesh
 ) -> tuple[Method, None]:
     method = METHODS["denoise"](
         model,
@@ -189,7 +189,9 @@ def _denoise(
     return method, None
 
 
-def _sfd(config: ConfigDict, model: Any, dataset: Dataset, null: Cond, solver: solvers.Solver) -> tuple[Method, Frozen]:
+def _sfd(
+    config: ConfigDict, model: Any, dataset: Dataset, null: Cond, solver: solvers.Solver, mesh: Mesh
+) -> tuple[Method, Frozen]:
     c, s = config.sfd, config.sample
     if s.solver != "euler" or s.to_zero:
         raise ValueError(
@@ -228,6 +230,7 @@ def _sfd(config: ConfigDict, model: Any, dataset: Dataset, null: Cond, solver: s
         rate=rate,
         decay=ema.make(config.ema.kind, **_options(config.ema.options)) if c.average else None,
         parts=config.optim.accumulate,
+        place=partial(sharding.along_batch, mesh=mesh),
     )
     shapes = {"teacher": teacher.frozen.shapes, **({} if lpips is None else {"lpips": lpips.shapes})}
 

@@ -100,7 +100,7 @@ def protocol(job: Job, net: Any, samples: int, reference: int, seed: int) -> Pro
         nfe=job.nfe,
         guidance=c.guidance,
         seed=seed,
-        ema=job.config.ema.kind,
+        ema="none" if job.config.method.name == "sfd" and not job.config.sfd.average else job.config.ema.kind,
     )
 
 

@@ -103,6 +103,11 @@ def global_batch(batch: Mapping[str, Any], mesh: Mesh) -> Any:
     return jax.tree.map(lambda local: jax.make_array_from_process_local_data(sharding, local), dict(batch))
 
 
+def along_batch(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """x inside a program, its first axis split as a batch is."""
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, BATCH))
+
+
 def fetch(tree: Any) -> Any:
     """The whole arrays of a tree in NumPy, on every process; all of them must call it."""
 

@@ -12,7 +12,8 @@ from flax import linen as nn
 from jaxdiff import denoisers, methods, models, solvers
 from jaxdiff.methods import ema
 from jaxdiff.methods.method import adopt
-from jaxdiff.methods.sfd import LOSSES, default_grid, draw_labels, make_loss, make_plan, sfd, teacher_states
+from jaxdiff.methods.sfd import LOSSES, draw_labels, make_loss, sfd
+from jaxdiff.methods.walks import default_grid, make_plan, teacher_states
 
 GAUSSIAN = denoisers.gaussian(0.3, 0.5)
 START = jnp.array([[80.0], [-40.0], [24.3]])

@@ -12,11 +12,12 @@ from training_runs import (
     config_of,
     losses,
     pictures_of,
+    points_of,
     saved_state,
 )
 
 from jaxdiff.training import build, sample, train, trainer
-from jaxdiff.training.sharding import bytes_per_device, make_mesh, path_name, spec_of, state_shardings
+from jaxdiff.training.sharding import bytes_per_device, global_batch, make_mesh, path_name, spec_of, state_shardings
 
 MESHES = {
     "data": {"mesh.data": 8},
@@ -164,3 +165,19 @@ def test_bytes_per_device_count_what_one_device_holds():
     on_first = [s.data for leaf in jax.tree.leaves(state) for s in leaf.addressable_shards if s.device.id == 0]
     assert bytes_per_device(declared) == sum(a.nbytes for a in on_first)
     assert bytes_per_device(declared) < 0.4 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_devices_share_the_work(method):
+    """Also where a method draws its own examples: the program of one of eight devices computes far less than of one."""
+
+    def flops(devices):
+        config = config_of(points_of(method), {"data.batch_size": 256, "data.options.count": 256})
+        job = build(config, devices)
+        declared, shardings = trainer.declare(job)
+        guard = trainer.Guard(np.int32(0), np.int32(-1))
+        batch = global_batch(job.dataset.batch(0, 256), job.mesh)
+        program = trainer.guarded_step(job, shardings).lower(declared, guard, batch, jax.random.key(0), np.int32(0))
+        return program.compile().cost_analysis()["flops"]
+
+    assert flops(jax.devices()) < 0.25 * flops(jax.devices()[:1])

@@ -1,0 +1,115 @@
+"""Students tuned at one timestamp only: what happens to the gap at the others?
+
+    python experiments/sfd/single_timestamp.py --teacher=runs/digits --out=runs/experiments_sfd
+
+The teacher's trajectory passes n = 5 timestamps, so there are four students. Student k learns the Euler step from
+the teacher's state at t_k to its state at t_{k+1}, nothing else. The gap at t_j is the L2 distance between the
+student's Euler step from the teacher's state at t_j and the teacher's state at t_{j+1}. A ratio below 1 away from the
+diagonal means that tuning at one timestamp helped another: the observation that SFD starts from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from common import Lab, parse, parser, plt, save, show
+
+from jaxdiff import solvers
+
+
+def main() -> None:
+    p = parser(__doc__, iterations=100, seeds=1)
+    p.add_argument("--timestamps", type=int, default=5)
+    p.add_argument("--substeps", type=int, default=4, help="K, the teacher's steps per student step")
+    p.add_argument("--loss", choices=("l1", "l2"), default="l1")
+    args = parse(p)
+    lab = Lab(args)
+    fine = solvers.grid(args.substeps * (args.timestamps - 1) + 1, 0.006, 80.0)
+    coarse = fine[:: args.substeps]
+    start, tune, gaps = programs(lab, fine, coarse)
+    before = np.mean([gaps(lab.teacher, jax.random.key(10_000 + s)) for s in lab.seeds], 0)
+    after = np.array(
+        [np.mean([study(lab, start(), tune, gaps, k, s) for s in lab.seeds], 0) for k in range(len(coarse) - 1)]
+    )
+    report(lab, coarse[:-1], before, after / before)
+    results = {"timestamps": coarse.tolist(), "gap_before": before.tolist(), "gap_after": after.tolist()}
+    save(lab, "single_timestamp", results, draw(coarse[:-1], after / before))
+
+
+def programs(lab: Lab, fine: np.ndarray, coarse: np.ndarray) -> tuple[Any, Any, Any]:
+    """start(), a student; tune(student, k, factor, key), one update at timestamp k; gaps(params, key) at each."""
+    optimizer = optax.adam(lab.base.optim.learning_rate)
+    ratio, levels = jnp.asarray(coarse[1:] / coarse[:-1], jnp.float32), jnp.asarray(coarse[:-1], jnp.float32)
+
+    def trajectory(key: jax.Array, count: int) -> tuple[Any, Any]:
+        noise, label = jax.random.split(key)
+        cond = {"label": jax.random.randint(label, (count,), 0, 10)}
+        x = jnp.float32(fine[0]) * jax.random.normal(noise, (count, *lab.dataset.image_shape))
+        keep = range(0, len(fine), lab.args.substeps)
+        return solvers.solve(lab.network(lab.teacher), x, fine, "dpmpp3m", cond, trajectory=keep), cond
+
+    def difference(params: Any, states: Any, cond: Any, k: Any) -> jax.Array:
+        step = ratio[k] * states[k] + (1 - ratio[k]) * lab.network(params)(states[k], levels[k], cond)
+        return (step - states[k + 1]).reshape(states.shape[1], -1)
+
+    def loss(params: Any, states: Any, cond: Any, k: Any) -> jax.Array:
+        d = difference(params, states, cond, k)
+        return (jnp.abs(d) if lab.args.loss == "l1" else d**2).sum(1).mean()
+
+    @jax.jit
+    def tune(student: Any, k: Any, factor: Any, key: Any) -> Any:
+        params, opt_state = student
+        states, cond = trajectory(key, lab.base.data.batch_size)
+        gradients = jax.grad(loss)(params, states, cond, k)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, opt_state = optimizer.update(gradients, opt_state, params)
+            return optax.apply_updates(params, jax.tree.map(lambda u: u * factor, updates)), opt_state
+
+    @jax.jit
+    def gaps(params: Any, key: Any) -> jax.Array:
+        states, cond = trajectory(key, min(512, lab.args.samples))
+        gap = lambda k: jnp.linalg.norm(difference(params, states, cond, k), axis=1).mean()  # noqa: E731
+        return jax.lax.map(gap, jnp.arange(len(coarse) - 1))
+
+    return lambda: (lab.teacher, optimizer.init(lab.teacher)), tune, gaps
+
+
+def study(lab: Lab, student: Any, tune: Any, gaps: Any, k: int, seed: int) -> np.ndarray:
+    """Gaps of the student tuned at timestamp k."""
+    iterations = lab.args.iterations
+    for i in range(iterations):
+        factor = 0.5 * (1 + np.cos(np.pi * i / iterations))
+        student = tune(student, k, jnp.float32(factor), jax.random.fold_in(jax.random.key(seed), i))
+    return np.asarray(gaps(student[0], jax.random.key(10_000 + seed)))
+
+
+def report(lab: Lab, levels: np.ndarray, before: np.ndarray, ratios: np.ndarray) -> None:
+    count = f"{lab.args.seeds} seed(s), {lab.args.iterations} iterations, loss {lab.args.loss}"
+    names = [f"t = {level:.3g}" for level in levels]
+    rows = [["untuned gap", *(f"{gap:.3f}" for gap in before)]]
+    rows += [[f"tuned at {name}", *(f"{r:.2f}x" for r in row)] for name, row in zip(names, ratios, strict=True)]
+    show(f"L2 gap of one Euler step from the teacher's state, {count}", ["", *names], rows)
+    others = ratios[~np.eye(len(levels), dtype=bool)]
+    print("the paper: tuning at one timestamp shrinks the gap at other timestamps too")
+    print(f"here it shrank at {(others < 1).sum()} of {others.size} other timestamps, median {np.median(others):.2f}x")
+
+
+def draw(levels: np.ndarray, ratios: np.ndarray) -> Any:
+    figure, axis = plt.subplots(figsize=(5, 4.2))
+    names = [f"{level:.3g}" for level in levels]
+    picture = axis.imshow(np.log2(ratios), cmap="RdBu_r", vmin=-2, vmax=2)
+    for (i, j), ratio in np.ndenumerate(ratios):
+        axis.text(j, i, f"{ratio:.2f}x", ha="center", va="center")
+    axis.set(xlabel="measured at t", ylabel="tuned at t", title="gap after / before")
+    axis.set_xticks(range(len(names)), names)
+    axis.set_yticks(range(len(names)), names)
+    figure.colorbar(picture, label="log2")
+    return figure
+
+
+if __name__ == "__main__":
+    main()

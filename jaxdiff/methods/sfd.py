@@ -241,9 +241,8 @@ def sfd(
         inner, values = denoiser(state), jnp.asarray(plan.value[timestamps.index(n)], jnp.float32)
 
         def denoise(x: Array, sigma: Any, cond: Cond = None) -> Array:
-            passed = jnp.sum(
-                jnp.log(jnp.max(sigma)) < jnp.asarray(np.log(grids[n]) - 1e-3, x.dtype)
-            )  # timestamps above sigma
+            above = jnp.asarray(np.log(grids[n]) - 1e-3, x.dtype)
+            passed = jnp.sum(jnp.log(jnp.max(sigma)) < above)  # timestamps before this one
             return inner(x, sigma, given(cond, values[passed], x.shape[0]))
 
         guide = denoisers.guided(denoise, sample_guidance, null) if sample_guidance != 1.0 and null else denoise

@@ -48,8 +48,12 @@ def main() -> None:
                 done[key] = lab.recipe((NFE,), changes).frechets()[NFE]
             results.setdefault(name, {})[str(value)] = done[key]
         report(lab, name, results[name], str(chosen), claim)
-        save(lab, "ablations" if not args.axis else f"ablations_{'_'.join(args.axis)}", {"frechet": results})
-    save(lab, "ablations" if not args.axis else f"ablations_{'_'.join(args.axis)}", {"frechet": results}, draw(results))
+    save(
+        lab,
+        "ablations" if not args.axis else f"ablations_{'_'.join(args.axis)}",
+        {"changes": SINGLE, "frechet": results},
+        draw(results),
+    )
 
 
 def report(lab: Lab, name: str, found: dict[str, list[float]], chosen: str, claim: str) -> None:

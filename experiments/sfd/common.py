@@ -25,11 +25,12 @@ import matplotlib.pyplot as plt
 from jaxdiff import evaluation, solvers, training, weights
 from jaxdiff.configs import digits, digits_sfd
 from jaxdiff.models import network
-from jaxdiff.training.build import build_grid, build_wrapper
+from jaxdiff.training.build import build_wrapper
 from jaxdiff.training.evaluate import reference_features
 
 PAPER = {"sfd.solver": "dpmpp3m", "sfd.substeps": 4}  # the authors' teacher; configs/digits_sfd.py has a cheaper one
 SINGLE = {**PAPER, "model.fields.step_embed": ""}  # SFD, one number of evaluations: no step condition
+SECOND = {"sfd.solver": "euler", "sfd.teacher_afs": True, "sfd.teacher_step": 7, "sfd.substeps": 3}  # from 5 to 1
 
 
 def parser(doc: str | None, iterations: int, seeds: int) -> argparse.ArgumentParser:
@@ -154,10 +155,6 @@ class Recipe:
         if nfe not in self.samplers:
             self.samplers[nfe] = jax.jit(lambda state, unit, cond: self.method.sample(state, unit, cond, nfe=nfe))
         return np.asarray(self.samplers[nfe](state, *self.lab.noise(seed, self.lab.args.samples)))
-
-    def grid(self, nfe: int) -> np.ndarray:
-        """The timestamps of a walk."""
-        return build_grid(self.config)(nfe + 1 + int(self.config.sample.afs))
 
     def frechets(self) -> dict[int, list[float]]:
         """{evaluations: distances, one a seed}; each seed distils and samples anew."""

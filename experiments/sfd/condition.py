@@ -50,7 +50,7 @@ def main() -> None:
     rows = [[name, *(cell(lists[name][n]) if n in lists[name] else "-" for n in NFE)] for name in LISTS]
     show(f"list: Fréchet distance, {count}, {each} iterations per entry", ["list", *columns], rows)
     print("the paper: SFD-v of 2,3,4,5 is below SFD of one entry at each (CIFAR-10 at 2: 4.28 against 4.53)")
-    save(lab, "condition", {"conditions": conditions, "lists": lists}, draw(conditions, lists))
+    save(lab, "condition", {"changes": PAPER, "conditions": conditions, "lists": lists}, draw(conditions, lists))
 
 
 def draw(conditions: dict[str, Any], lists: dict[str, Any]) -> Any:

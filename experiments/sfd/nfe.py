@@ -16,7 +16,7 @@ from statistics import mean
 from typing import Any
 
 import jax
-from common import Lab, cell, parse, parser, plt, save, show, spread
+from common import SECOND, Lab, cell, parse, parser, plt, save, show, spread
 
 from jaxdiff import solvers
 
@@ -30,7 +30,6 @@ NAMES = {
     "dpmpp3m": "DPM++(3M)",
     "unipc": "UniPC",
 }
-SECOND = {"sfd.solver": "euler", "sfd.teacher_afs": True, "sfd.teacher_step": 7, "sfd.substeps": 3}
 Scores = dict[int, list[dict[str, float]]]  # evaluations -> measures, one a seed
 
 
@@ -55,6 +54,7 @@ def main() -> None:
         }
     verdicts = report(lab, student, free, teacher, seconds)
     results = {"sfd_v": student, "heun_35": teacher, "training_free": free, "seconds": seconds, "verdicts": verdicts}
+    results["second_stage_changes"] = SECOND
     save(lab, "nfe", {**results, "variants (timestamps, afs, to_zero, t_min)": variants}, draw(student, free, teacher))
 
 

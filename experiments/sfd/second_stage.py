@@ -12,10 +12,7 @@ from statistics import mean
 from typing import Any
 
 import jax
-from common import PAPER, Lab, cell, parse, parser, plt, save, show, spread
-
-SECOND = {"sfd.solver": "euler", "sfd.teacher_afs": True, "sfd.teacher_step": 7, "sfd.substeps": 3}
-DIRECT = {**PAPER, "model.fields.step_embed": ""}
+from common import SECOND, SINGLE, Lab, cell, parse, parser, plt, save, show, spread
 
 
 def main() -> None:
@@ -32,11 +29,11 @@ def main() -> None:
     for loss in ("l1", "l1+lpips") if args.lpips else ("l1",):
         changes = {"sfd.loss": loss}
         for iterations in (args.iterations, args.iterations + args.first):
-            rows.append(distil(lab, "direct", {**DIRECT, **changes}, iterations, {}, 0.0))
+            rows.append(distil(lab, "direct", {**SINGLE, **changes}, iterations, {}, 0.0))
         spent = mean(seconds for _, seconds in stage_one.values())
         rows.append(distil(lab, "two-stage", {**SECOND, **changes}, args.iterations, teachers, spent))
     report(lab, rows)
-    save(lab, "second_stage", {"rows": rows}, draw(rows))
+    save(lab, "second_stage", {"rows": rows, "changes": {"direct": SINGLE, "two-stage": SECOND}}, draw(rows))
 
 
 def distil(lab: Lab, way: str, changes: Any, iterations: int, teachers: Any, spent: float) -> dict[str, Any]:

@@ -98,13 +98,21 @@ Gap = Callable[..., tuple[Array, tuple[Array, Array]]]  # (params, examples, ste
 
 
 def walk_student(
-    gap: Gap, optimizer: optax.GradientTransformation, carry: Any, steps: Any, count: Any, factor: Any, parts: int = 1
+    gap: Gap,
+    optimizer: optax.GradientTransformation,
+    carry: Any,
+    steps: Any,
+    count: Any,
+    cond: Cond = None,
+    factor: Any = 1.0,
+    parts: int = 1,
 ) -> tuple[Any, Metrics]:
     """One update a step, each step's input the detached output of the one before: (params, opt_state, x), metrics.
 
     `carry` is (params, opt_state, x); `steps` holds one entry a step in every array, with `index`, `target` and what
     `gap` needs. A step whose index is not below `count` changes nothing and costs nothing.
     """
+    fixed = {} if cond is None else {"cond": cond}
 
     def train(carry: Any, step: Any) -> tuple[Any, Metrics]:
         params, opt_state, x = carry
@@ -113,7 +121,9 @@ def walk_student(
             (loss, (after, distance)), gradients = jax.value_and_grad(gap, has_aux=True)(params, examples, step)
             return (loss, distance, gradients), after
 
-        (loss, distance, gradients), after = accumulate(gradient, params, {"x": x, **step["examples"]}, parts)
+        (loss, distance, gradients), after = accumulate(
+            gradient, params, {"x": x, "target": step["target"], **fixed}, parts
+        )
         params, opt_state = update(optimizer, gradients, opt_state, params, factor)
         metrics = {"loss": loss, "distance": distance, "grad_norm": optax.tree.norm(gradients)}
         return (params, opt_state, after), metrics
@@ -214,16 +224,14 @@ def sfd(
             difference = criterion(state.frozen, after, examples["target"]).mean()
             return difference, (after, jnp.abs(after - examples["target"]).mean())
 
-        examples: dict[str, Any] = {"target": targets(state.frozen, x, cond, walk.teacher, count)}
-        if cond is not None:
-            examples["cond"] = jax.tree.map(lambda a: jnp.broadcast_to(a, (longest, *jnp.shape(a))), cond)
-        steps = {"index": jnp.arange(longest), "row": walk.student, "value": walk.value, "examples": examples}
+        steps = {"index": jnp.arange(longest), "row": walk.student, "value": walk.value}
+        steps["target"] = targets(state.frozen, x, cond, walk.teacher, count)
         if afs:
             first = jax.tree.map(lambda a: a[0], walk.student)
             x, _ = EULER.step(analytic_first_step, analytic_first_step, None, x, (), first, None)
             steps = jax.tree.map(lambda a: a[1:], steps)
         carry = (state.params, state.opt_state, x)
-        (params, opt_state, _), seen = walk_student(gap, optimizer, carry, steps, count, rate(state.step), parts)
+        (params, opt_state, _), seen = walk_student(gap, optimizer, carry, steps, count, cond, rate(state.step), parts)
         trained, done = count - int(afs), state.step + 1
         evaluations = jnp.asarray(trained, jnp.float32)
         metrics = {name: seen[name].sum() / evaluations for name in ("loss", "grad_norm")}

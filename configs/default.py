@@ -30,9 +30,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.method.name = "denoise"  # the training algorithm
 
     c.teacher = ConfigDict()  # of a distillation; it has the architecture of model.fields
-    c.teacher.kind = (
-        "run"  # run (a workdir), edm, dit, sd3 (public weights), analytic (mixture data), fresh (untrained)
-    )
+    c.teacher.kind = "run"  # run (a workdir), edm, dit (public weights), analytic (mixture data), fresh (untrained)
     c.teacher.path = ""  # that workdir, or the weights' file
 
     c.sfd = ConfigDict()  # Simple and Fast Distillation; the student walks the grid of `sample`
@@ -46,6 +44,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.sfd.lpips.net = "alex"  # alex, vgg
     c.sfd.lpips.pool = "max"  # max, avg
     c.sfd.lpips.resize = 0  # images are enlarged to this size first; 0 = not
+    c.sfd.lpips.as_unit = False  # take [-1, 1] for [0, 1], as the authors' code does
     c.sfd.condition = "steps"  # what model.fields.step_embed is told: steps (how many), next (the next timestamp)
     c.sfd.dropout = True  # the student's dropout, where the model has any
     c.sfd.guidance = 1.0  # of the teacher in training, for the student to take over; 1 = guide when sampling
@@ -78,7 +77,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.ema.options = ConfigDict()  # decay; images, ramp; sigma_rel
 
     c.train = ConfigDict()
-    c.train.steps = 1000  # optimizer steps in all
+    c.train.steps = 1000  # optimizer steps in all; iterations, for methods of several updates in each
     c.train.log_every = 50  # steps between log lines, and between looks for non-finite values
     c.train.sample_every = 0  # steps between sample grids; 0 = at the end only
     c.train.eval_every = 0  # steps between evaluations; 0 = none

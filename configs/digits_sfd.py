@@ -9,6 +9,8 @@
     jaxdiff train --config=configs/digits_sfd.py:second --config.teacher.path=runs/digits_sfd --workdir=runs/digits_one
 
 Any CPU, in minutes; the quickstart trains both. `:tiny` takes a few steps of a small network, its teacher untrained.
+So few iterations want a larger learning rate than the paper's, falling to zero; K = 3 and DPM-Solver++(2M) instead of
+K = 4 and DPM-Solver++(3M) save a quarter of the teacher's evaluations.
 """
 
 from ml_collections import ConfigDict

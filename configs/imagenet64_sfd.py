@@ -5,8 +5,9 @@
 
 The teacher is the released edm-imagenet-64x64-cond-adm, converted as docs/weights.md tells; for one of your own add
 `--config.teacher.kind=run --config.teacher.path=runs/imagenet64`. `:2`, `:3`, `:4`, `:5` distil for that number of
-evaluations alone; `:second` distils the SFD-v student in runs/imagenet64_sfd on to one evaluation; `:blank` is the
-SFD-v run on a machine without the data set, which training does not use; `:tiny` tries it all on the digits.
+evaluations alone; `:second` distils the SFD-v student in runs/imagenet64_sfd on to one evaluation; `:blank`,
+or `:2,blank` and so on, runs on a machine without the data set, which training does not use; `:tiny` tries it all on
+the digits.
 
 GPUs or TPUs; `--config.optim.accumulate` and `--config.mesh.fsdp` make it fit fewer of them. Published FID and
 A100-hours: SFD 10.25 / 6.35 / 4.99 / 4.33 at 2 / 3 / 4 / 5 evaluations in 3.34 / 4.63 / 5.98 / 7.11 hours; SFD-v
@@ -20,16 +21,14 @@ from jaxdiff.configs import cifar10_sfd, imagenet64
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    if arg not in ("", "2", "3", "4", "5", "second", "blank", "tiny"):
-        raise ValueError(
-            f"imagenet64_sfd takes the argument '2', '3', '4', '5', 'second', 'blank', 'tiny', got {arg!r}"
-        )
-    c = imagenet64.get_config("tiny" if arg == "tiny" else "")
+    kind, blank = cifar10_sfd.split(arg)
+    if kind not in ("", "2", "3", "4", "5", "second", "tiny"):
+        raise ValueError(f"imagenet64_sfd takes '2', '3', '4', '5', 'second', 'blank', 'tiny' or none, got {arg!r}")
+    c = imagenet64.get_config("tiny" if kind == "tiny" else "")
     with c.unlocked():
-        cifar10_sfd.distil(c, arg, learning_rate=1e-5)
-        if arg != "tiny":
-            c.teacher.path = "runs/imagenet64_sfd" if arg == "second" else "edm.npz"
-        if arg == "blank":
-            c.data.source = "blank"
-            c.data.options = ConfigDict({"shape": (64, 64, 3), "num_classes": 1000})
+        cifar10_sfd.distil(c, kind, learning_rate=1e-5)
+        if kind != "tiny":
+            c.teacher.path = "runs/imagenet64_sfd" if kind == "second" else "edm.npz"
+        if blank:
+            c.data.source, c.data.options = "blank", ConfigDict({"shape": (64, 64, 3), "num_classes": 1000})
     return c

@@ -218,6 +218,11 @@ def _load(config: ConfigDict, workdir: str) -> tuple[Any, Any]:
     from jaxdiff import training
     from jaxdiff.training import export, trainer
 
+    if config.method.name == "sfd":
+        made = export.read_config(Path(workdir)).sample
+        for name in ("grid", "rho", "sigma_min", "sigma_max", "afs"):
+            if config.sample[name] != made[name]:
+                raise UsageError(f"this student walks the grid it was trained for: leave sample.{name} at {made[name]}")
     job = training.build(config)
     declared, _ = trainer.declare(job)
     return job, export.read(Path(workdir), jax.eval_shape(job.method.export, declared))
@@ -234,6 +239,8 @@ def _dry_run(config: ConfigDict) -> int:
 
     print(config)
     job = training.build(config)
+    if job.frozen is not None:
+        job.frozen.load()  # a teacher that is missing or does not fit
     declared, _ = trainer.declare(job)
     leaves = jax.tree_util.tree_leaves_with_path(getattr(declared, "params", declared))
     for path, leaf in leaves:

@@ -2,8 +2,8 @@
 
     python experiments/benchmarks/sfd_iteration.py [--nfe=2] [--substeps=4] [--batch=64] [--rounds=20]
 
-An iteration for E evaluations is K (E + 1) forwards of the teacher (DPM-Solver++(3M) evaluates once a step), E gradients
-of the student and E updates. Iteration and parts take turns within each round; the median of the rounds' ratios is
+An iteration for E evaluations is K (E + 1) forwards of the teacher (DPM-Solver++(3M) evaluates once a step), E
+gradients of the student and E updates. Iteration and parts take turns within each round; the median of the ratios is
 printed. The network is that of configs/digits.py, the parts use XLA's own convolution gradients outside any loop.
 """
 

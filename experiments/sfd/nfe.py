@@ -5,7 +5,7 @@
 One SFD-v student serves 2 to 5 evaluations (configs/digits_sfd.py); 1 is its second stage. Each seed distils anew and
 draws new noise; solvers and the teacher see the same noise. A solver enters with its best variant at each number of
 evaluations: with or without analytical first step and final x0 step, t_min 0.002 or 0.006, picked on the first
---pick images of seed 0. "clear" is a gap of means above two standard deviations of the difference.
+--pick images of seed 0. A gap of means is "clear" above twice the root of the sum of both variances over seeds.
 """
 
 from __future__ import annotations
@@ -106,10 +106,12 @@ def report(lab: Lab, student: Scores, free: dict[str, Scores], teacher: Any, sec
     print(f"teacher, Heun at 35: {cell(frechet(teacher))}")
     rows = []
     for solver, scores in free.items():
-        gaps = [mean(frechet(scores[nfe])) - mean(frechet(student[nfe])) for nfe in NFE]
-        judged = ["clear" if clear(frechet(student[n]), frechet(scores[n])) else "not clear" for n in NFE]
-        rows.append([NAMES[solver], *(f"{gap:+.3f} {word}" for gap, word in zip(gaps, judged, strict=True))])
-    show("solver's distance minus SFD-v's", ["solver", *map(str, NFE)], rows)
+        pairs = [list(zip(frechet(student[nfe]), frechet(scores[nfe]), strict=True)) for nfe in NFE]
+        gaps = [[theirs - ours for ours, theirs in pair] for pair in pairs]
+        words = [" clear" * clear(frechet(student[nfe]), frechet(scores[nfe])) for nfe in NFE]
+        cells = [f"{mean(gap):+.3f} ± {spread(gap):.3f}{word}" for gap, word in zip(gaps, words, strict=True)]
+        rows.append([NAMES[solver], *cells])
+    show("solver's distance minus SFD-v's, on the same noise seed by seed", ["solver", *map(str, NFE)], rows)
 
     measures = ("frechet", "precision", "recall", "density", "coverage")
     compared = {"Heun, 35": teacher, **{f"SFD-v, {nfe}": student[nfe] for nfe in NFE}}

@@ -26,6 +26,7 @@ def main() -> None:
     p.add_argument("--timestamps", type=int, default=5)
     p.add_argument("--substeps", type=int, default=4, help="K, the teacher's steps per student step")
     p.add_argument("--loss", choices=("l1", "l2"), default="l1")
+    p.add_argument("--rate", type=float, default=1e-3, help="learning rate; it falls to 0 as a cosine")
     args = parse(p)
     lab = Lab(args)
     fine = solvers.grid(args.substeps * (args.timestamps - 1) + 1, 0.006, 80.0)
@@ -42,7 +43,7 @@ def main() -> None:
 
 def programs(lab: Lab, fine: np.ndarray, coarse: np.ndarray) -> tuple[Any, Any, Any]:
     """start(), a student; tune(student, k, factor, key), one update at timestamp k; gaps(params, key) at each."""
-    optimizer = optax.adam(lab.base.optim.learning_rate)
+    optimizer = optax.adam(lab.args.rate)
     ratio, levels = jnp.asarray(coarse[1:] / coarse[:-1], jnp.float32), jnp.asarray(coarse[:-1], jnp.float32)
 
     def trajectory(key: jax.Array, count: int) -> tuple[Any, Any]:
@@ -88,7 +89,7 @@ def study(lab: Lab, student: Any, tune: Any, gaps: Any, k: int, seed: int) -> np
 
 
 def report(lab: Lab, levels: np.ndarray, before: np.ndarray, ratios: np.ndarray) -> None:
-    count = f"{lab.args.seeds} seed(s), {lab.args.iterations} iterations, loss {lab.args.loss}"
+    count = f"{lab.args.seeds} seed(s), {lab.args.iterations} iterations, {lab.args.loss}, rate {lab.args.rate:g}"
     names = [f"t = {level:.3g}" for level in levels]
     rows = [["untuned gap", *(f"{gap:.3f}" for gap in before)]]
     rows += [[f"tuned at {name}", *(f"{r:.2f}x" for r in row)] for name, row in zip(names, ratios, strict=True)]
@@ -103,7 +104,7 @@ def draw(levels: np.ndarray, ratios: np.ndarray) -> Any:
     names = [f"{level:.3g}" for level in levels]
     picture = axis.imshow(np.log2(ratios), cmap="RdBu_r", vmin=-2, vmax=2)
     for (i, j), ratio in np.ndenumerate(ratios):
-        axis.text(j, i, f"{ratio:.2f}x", ha="center", va="center")
+        axis.text(j, i, f"{ratio:.2f}x", ha="center", va="center", color="w" if abs(np.log2(ratio)) > 1.2 else "k")
     axis.set(xlabel="measured at t", ylabel="tuned at t", title="gap after / before")
     axis.set_xticks(range(len(names)), names)
     axis.set_yticks(range(len(names)), names)

@@ -88,8 +88,9 @@ def denoise(
         if cond is not None:
             examples["cond"] = drop_conditions(keys["drop"], cond, null or {}, drop)
 
-        def gradient(params: Any, examples: Any) -> tuple[tuple[Metrics, Any], None]:
-            (_, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(params, examples, keys["dropout"])
+        def gradient(params: Any, examples: Any, part: Any) -> tuple[tuple[Metrics, Any], None]:
+            dropout = jax.random.fold_in(keys["dropout"], part)
+            (_, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(params, examples, dropout)
             return (metrics, gradients), None
 
         (metrics, gradients), _ = accumulate(gradient, state.params, examples, parts)

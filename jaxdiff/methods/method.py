@@ -42,28 +42,28 @@ def cond_of(batch: Batch) -> dict[str, Any] | None:
 
 
 def accumulate(
-    gradient: Callable[[Any, Any], tuple[Any, Any]], params: Any, examples: Any, parts: int
+    gradient: Callable[[Any, Any, Any], tuple[Any, Any]], params: Any, examples: Any, parts: int
 ) -> tuple[Any, Any]:
-    """`gradient(params, examples) -> (means, outputs)` over `parts` slices of the batch: averaged, put together.
+    """`gradient(params, examples, i) -> (means, outputs)` over slices i of the batch: averaged, put together.
 
     Slice i holds examples i, i + parts, ...: each device keeps its own. On CPU the loop is unrolled, because
     XLA is slow at convolution gradients inside a loop there.
     """
     if parts == 1:
-        return gradient(params, examples)
+        return gradient(params, examples, 0)
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(examples)}
     if any(size % parts for size in sizes):
         raise ValueError(f"a batch of {max(sizes)} cannot be accumulated in {parts} equal parts; change one of them")
     slices = jax.tree.map(lambda a: a.reshape(-1, parts, *a.shape[1:]).swapaxes(0, 1), examples)
 
-    def add(total: Any, part: Any) -> tuple[Any, Any]:
-        means, outputs = gradient(params, part)
+    def add(total: Any, inputs: Any) -> tuple[Any, Any]:
+        means, outputs = gradient(params, inputs[1], inputs[0])
         return jax.tree.map(jnp.add, total, means), outputs
 
-    shapes, _ = jax.eval_shape(lambda: gradient(params, jax.tree.map(lambda a: a[0], slices)))
+    shapes, _ = jax.eval_shape(lambda: gradient(params, jax.tree.map(lambda a: a[0], slices), 0))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     unroll = parts if jax.default_backend() == "cpu" else 1
-    total, outputs = jax.lax.scan(add, zeros, slices, unroll=unroll)
+    total, outputs = jax.lax.scan(add, zeros, (jnp.arange(parts), slices), unroll=unroll)
     whole = jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), outputs)
     return jax.tree.map(lambda a: a / parts, total), whole
 
@@ -93,7 +93,7 @@ def adopt(fresh: Any, given: Any) -> Any:
         raise ValueError(f"the teacher does not fit the student: {len(wrong)} misfits ({'; '.join(wrong[:5])})")
 
     def choose(path: Any, leaf: Any) -> Any:
-        return jnp.copy(have.get(jax.tree_util.keystr(path), leaf))
+        return jnp.array(have.get(jax.tree_util.keystr(path), leaf), leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(choose, fresh)
 

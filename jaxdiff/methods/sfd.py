@@ -117,8 +117,9 @@ def walk_student(
     def train(carry: Any, step: Any) -> tuple[Any, Metrics]:
         params, opt_state, x = carry
 
-        def gradient(params: Any, examples: Any) -> tuple[Any, Array]:
-            (loss, (after, distance)), gradients = jax.value_and_grad(gap, has_aux=True)(params, examples, step)
+        def gradient(params: Any, examples: Any, part: Any) -> tuple[Any, Array]:
+            now = {**step, "part": part}
+            (loss, (after, distance)), gradients = jax.value_and_grad(gap, has_aux=True)(params, examples, now)
             return (loss, distance, gradients), after
 
         (loss, distance, gradients), after = accumulate(
@@ -166,9 +167,10 @@ def sfd(
 ) -> Method:
     """Distil a teacher into `wrapper(network)` walked by Euler at the evaluations listed in `nfe`.
 
-    `init(key, batch, frozen)` takes {"teacher": its parameters}; the student starts from them. Of the batch only
-    shapes and conditions other than labels are used. `teacher` makes a denoiser of those parameters (default: the
-    model itself); an analytic one ignores them: `teacher=lambda _: denoise` with {"teacher": {}}.
+    `init(key, batch, frozen)` takes {"teacher": its parameters}, and the student starts from them. Of the batch only
+    shapes and conditions other than labels are used. `teacher` makes a denoiser of those parameters; the default is
+    the model itself. With another architecture the student starts from {"student": parameters} or untrained; an
+    analytic teacher ignores its parameters: `teacher=lambda _: denoise` with {"teacher": {}}.
     `sample(state, noise, cond, nfe=...)` takes any number of evaluations of the list.
 
     condition   "steps": cond["step"] = n; "next": ln(t_{k+1}) / 4. Used when the model has `step_embed`
@@ -184,8 +186,13 @@ def sfd(
     pick({"steps": 0, "next": 0}, condition, "SFD condition")
     plan, grids = make_plan(timestamps, grid, substeps, solver, condition)
     default_nfe = _check_nfe(max(nfe) if sample_nfe is None else sample_nfe, nfe)
-    criterion, model = make_loss(loss, perceptual), in_loops(model)
-    teacher = teacher or _own_teacher(model, wrapper, teacher_step)
+    criterion, own = make_loss(loss, perceptual), teacher is None
+    check_second_stage(timestamps, substeps, teacher_step)
+    if guidance != 1.0 and not null:
+        raise ValueError(f"guidance={guidance} needs null values, for example null={{'label': num_classes}}")
+    guide_model = teacher_model(model, teacher_step)
+    teacher = teacher or (lambda params: wrapper(network(guide_model, params)))
+    looped = in_loops(model)
     conditioned = bool(getattr(model, "step_embed", ""))
     longest, several = max(timestamps) - 1, len(timestamps) > 1
 
@@ -195,9 +202,10 @@ def sfd(
     def init(key: Array, batch: Batch, frozen: Mapping[str, Any]) -> State:
         x0 = data_of(batch)
         fresh = model.init(key, x0, jnp.ones(x0.shape[0]), given(cond_of(batch), 0.0, x0.shape[0]))["params"]
-        params = adopt(fresh, frozen["teacher"])
+        params = adopt(fresh, frozen.get("student", frozen["teacher"] if own else {}))
         average = None if decay is None else jax.tree.map(jnp.copy, params)
-        return State(jnp.int32(0), params, average, optimizer.init(params), dict(frozen))
+        held = {name: jax.tree.map(jnp.copy, value) for name, value in frozen.items() if name != "student"}
+        return State(jnp.int32(0), params, average, optimizer.init(params), held)
 
     def targets(frozen: Any, x: Array, cond: Cond, rows: Any, count: Any) -> Array:
         denoise = teacher(frozen["teacher"])
@@ -214,11 +222,11 @@ def sfd(
         walk = jax.tree.map(lambda a: jnp.asarray(a, _narrow(a))[choice], plan._replace(timestamps=()))
         count = walk.steps if several else longest
         cond = draw_labels(keys["label"], cond_of(batch), model, shape[0], place)
-        x = walk.start * place(jax.random.normal(keys["noise"], shape))
+        x = walk.start * place(jax.random.normal(keys["noise"], shape, jnp.float32))
 
         def gap(params: Any, examples: Any, step: Any) -> tuple[Array, tuple[Array, Array]]:
-            key = jax.random.fold_in(keys["dropout"], step["index"]) if dropout else None
-            denoise = wrapper(network(model, params, key))
+            key = jax.random.fold_in(jax.random.fold_in(keys["dropout"], step["index"]), step["part"])
+            denoise = wrapper(network(looped, params, key if dropout else None))
             cond = given(examples.get("cond"), step["value"], examples["x"].shape[0])
             after, _ = EULER.step(denoise, denoise, cond, examples["x"], (), step["row"], None)
             difference = criterion(state.frozen, after, examples["target"]).mean()
@@ -268,12 +276,22 @@ def _check_nfe(nfe: int, known: Sequence[int]) -> int:
     return nfe
 
 
-def _own_teacher(model: nn.Module, wrapper: Callable[..., Denoiser], teacher_step: int) -> Callable[[Any], Denoiser]:
+def check_second_stage(timestamps: Sequence[int], substeps: int, teacher_step: int) -> None:
+    """A teacher that is told how many timestamps it walks must walk so many."""
+    for n in timestamps:
+        if teacher_step and substeps * (n - 1) + 1 != teacher_step:
+            raise ValueError(
+                f"the teacher is told {teacher_step} timestamps (teacher_step), but with {substeps} sub-steps for each "
+                f"of {n - 1} student steps it walks {substeps * (n - 1) + 1}; change substeps or teacher_step"
+            )
+
+
+def teacher_model(model: Any, teacher_step: int) -> Any:
     """The student's own architecture, without the step condition unless the teacher has it too."""
-    if teacher_step and not getattr(model, "step_embed", ""):
+    conditioned = bool(getattr(model, "step_embed", ""))
+    if teacher_step and not conditioned:
         raise ValueError(f"teacher_step={teacher_step} is a condition of the teacher, but the model has no step_embed")
-    plain = model if teacher_step or not getattr(model, "step_embed", "") else model.clone(step_embed="")
-    return lambda params: wrapper(network(plain, params))
+    return model.clone(step_embed="") if conditioned and not teacher_step else model
 
 
 def draw_labels(

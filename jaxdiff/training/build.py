@@ -20,8 +20,11 @@ from jaxdiff.denoisers import Cond, Denoiser
 from jaxdiff.errors import pick
 from jaxdiff.evaluation.lpips import LPIPS
 from jaxdiff.methods import METHODS, Method, ema
+from jaxdiff.methods.sfd import teacher_model
 from jaxdiff.training import optim, sharding, teachers
 from jaxdiff.training.teachers import Frozen
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 class Job(NamedTuple):
@@ -50,6 +53,8 @@ def build(config: ConfigDict, devices: Any = None) -> Job:
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
     sharding.check_batch(config.data.batch_size, mesh, config.optim.accumulate)
     pick({"stop": 0, "skip": 0}, config.train.on_nonfinite, "train.on_nonfinite")
+    if config.data.source == "blank" and config.train.eval_every:
+        raise ValueError("data.source='blank' has nothing to compare samples with; set train.eval_every=0")
     model = build_model(config, dataset)
     if not getattr(model, "num_classes", 0):
         dataset = unlabelled(dataset)
@@ -77,7 +82,7 @@ def unlabelled(dataset: Dataset) -> Dataset:
 def build_model(config: ConfigDict, dataset: Dataset) -> Any:
     """The network; classes and channels follow the data unless the config says otherwise."""
     fields = _options(config.model.fields)
-    dtype = pick({"float32": jnp.float32, "bfloat16": jnp.bfloat16}, config.model.dtype, "model.dtype")
+    dtype = pick(DTYPES, config.model.dtype, "model.dtype")
     kind = pick(models.MODELS, config.model.name, "model")
     follow = {"channels": dataset.image_shape[-1], "num_classes": dataset.num_classes, "dtype": dtype}
     known = {name: value for name, value in follow.items() if name in kind.__dataclass_fields__}
@@ -86,6 +91,11 @@ def build_model(config: ConfigDict, dataset: Dataset) -> Any:
         raise ValueError(
             f"the model takes {model.channels} channels, {dataset.name} has images of shape {dataset.image_shape}; "
             "leave model.fields.channels out to follow the data"
+        )
+    if getattr(model, "num_classes", 0) and not dataset.num_classes:
+        raise ValueError(
+            f"the model knows {model.num_classes} classes, {dataset.name} has none; set model.fields.num_classes=0, or "
+            "data.options.num_classes for data.source='blank'"
         )
     return model
 
@@ -200,11 +210,15 @@ def _sfd(
         )
     if s.steps - 1 - s.afs not in c.nfe:
         raise ValueError(
-            f"this student is made for {', '.join(map(str, c.nfe))} evaluations (sfd.nfe); sample.steps={s.steps} "
-            f"timestamps with afs={s.afs} are {s.steps - 1 - s.afs}"
+            f"this student is made for {', '.join(map(str, c.nfe))} evaluations (sfd.nfe), but sample.steps={s.steps} "
+            f"timestamps are {s.steps - 1 - s.afs}; set sample.steps={max(c.nfe, default=1) + 1 + s.afs}"
         )
-    plain = model.clone(step_embed="") if getattr(model, "step_embed", "") and not c.teacher_step else model
-    teacher = teachers.make(config, plain, dataset, build_model)
+    if c.guidance != 1.0 and s.guidance != 1.0:
+        raise ValueError(
+            f"the student takes over sfd.guidance={c.guidance}, so sample.guidance={s.guidance} would guide it twice; "
+            "set one of them to 1"
+        )
+    teacher = teachers.make(config, teacher_model(model, c.teacher_step), dataset, build_model)
     perceptual, lpips = build_lpips(config, dataset)
     optimizer, rate = build_rate(config)
     method = METHODS["sfd"](
@@ -245,7 +259,7 @@ def build_lpips(config: ConfigDict, dataset: Dataset) -> tuple[Callable[..., Any
     c = config.sfd.lpips
     if "lpips" not in config.sfd.loss.split("+"):
         return None, None
-    net = LPIPS(net=c.net, pool=c.pool, resize=c.resize)
+    net = LPIPS(net=c.net, pool=c.pool, resize=c.resize, dtype=DTYPES[config.model.dtype])
     example = jnp.zeros((1, *dataset.image_shape))
     shapes = jax.eval_shape(lambda: net.init(jax.random.key(0), example, example)["params"])
 
@@ -260,7 +274,12 @@ def build_lpips(config: ConfigDict, dataset: Dataset) -> tuple[Callable[..., Any
             raise ValueError(f"{c.weights} holds the {found.net} network; set sfd.lpips.net={found.net!r}")
         return params
 
-    return lambda params, a, b: net.apply({"params": params}, a, b), Frozen(shapes, load)
+    def distance(params: Any, a: Array, b: Array) -> Any:
+        if c.as_unit:
+            a, b = 2 * a - 1, 2 * b - 1
+        return net.apply({"params": params}, a, b)
+
+    return distance, Frozen(shapes, load)
 
 
 BUILDERS: dict[str, Callable[..., tuple[Method, Frozen | None]]] = {"denoise": _denoise, "sfd": _sfd}

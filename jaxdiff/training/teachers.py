@@ -1,7 +1,7 @@
 """Where a distillation's teacher comes from: config.teacher.kind and config.teacher.path.
 
 run        a workdir of `jaxdiff train`: its exported parameters
-edm, ...   public weights, by any denoising kind of jaxdiff.weights: an .npz or .safetensors file
+edm, dit   public weights of that kind of jaxdiff.weights: an .npz or .safetensors file
 analytic   the exact denoiser of a `mixture` data source; the student then starts untrained
 fresh      an untrained network, to try a config without a teacher
 
@@ -28,7 +28,7 @@ from jaxdiff.training import export
 from jaxdiff.training.sharding import path_name
 
 PRIVATE = ("parent", "name", "dtype", "remat", "loop", "dropout", "step_embed")  # may differ from the student
-CONVENTIONS = {"edm": "edm", "dit": "ddpm", "sd3": "flow"}  # denoiser.kind of public weights
+CONVENTIONS = {"edm": "edm", "dit": "ddpm"}  # public weights: their denoiser.kind
 
 
 class Frozen(NamedTuple):
@@ -47,9 +47,8 @@ class Teacher(NamedTuple):
 
 def make(config: ConfigDict, model: Any, dataset: Dataset, build_model: Callable[..., Any]) -> Teacher:
     """The teacher of `config.teacher`; nothing is read yet."""
-    public = {name: None for name, kind in weights.KINDS.items() if kind.denoiser is not None}
     kind = config.teacher.kind
-    pick({"run": 0, "analytic": 0, "fresh": 0, **public}, kind, "teacher kind")
+    pick({"run": 0, "analytic": 0, "fresh": 0, **CONVENTIONS}, kind, "teacher kind")
     if kind == "analytic":
         return Teacher(_analytic(config), Frozen({}, dict))
     path = Path(config.teacher.path).expanduser() if config.teacher.path else None
@@ -84,11 +83,11 @@ def parameter_shapes(model: Any, dataset: Dataset) -> Any:
 
 
 def _initialise(model: Any, dataset: Dataset, seed: int) -> Any:
-    batch = jax.tree.map(jnp.zeros_like, {k: jnp.asarray(v) for k, v in dataset.take(0, 1).items()})
-    cond: dict[str, Any] = {"label": batch["label"]} if getattr(model, "num_classes", 0) else {}
+    image = jnp.zeros((1, *dataset.image_shape))
+    cond: dict[str, Any] = {"label": jnp.zeros(1, jnp.int32)} if getattr(model, "num_classes", 0) else {}
     if getattr(model, "step_embed", ""):
         cond["step"] = jnp.zeros(1)
-    return jax.jit(model.init)(jax.random.key(seed), batch["image"], jnp.ones(1), cond or None)["params"]
+    return jax.jit(model.init)(jax.random.key(seed), image, jnp.ones(1), cond or None)["params"]
 
 
 def _analytic(config: ConfigDict) -> Callable[[Any], Denoiser]:
@@ -132,8 +131,27 @@ def _from_run(
                 f"the student must have the teacher's architecture: model field {field.name} is "
                 f"{getattr(model, field.name)} here and {getattr(theirs, field.name, 'absent')} in {path}"
             )
+    if known.method.name == "sfd" and path.is_dir():
+        _check_walk(config, known, path)
     step = jax.ShapeDtypeStruct((), np.int32)
     return jax.device_get(export.read(path, {"step": step, "ema": shapes})["ema"])
+
+
+def _check_walk(config: ConfigDict, known: ConfigDict, path: Path) -> None:
+    """A teacher that is itself a student must walk a grid it was made for."""
+    c, sample = config.sfd, known.sample
+    asked = sorted((nfe + config.sample.afs) * c.substeps - c.teacher_afs for nfe in c.nfe)
+    made = tuple(known.sfd.nfe)
+    wrong = [f"{', '.join(map(str, asked))} evaluations, not one of {made}"] if set(asked) - set(made) else []
+    wrong += [
+        f"sample.{name}={config.sample[name]}, not {sample[name]}"
+        for name in ("grid", "rho", "sigma_min", "sigma_max")
+        if config.sample[name] != sample[name]
+    ]
+    wrong += [f"sfd.teacher_afs={c.teacher_afs}, not {sample.afs}"] if c.teacher_afs != sample.afs else []
+    wrong += [f"sfd.solver={c.solver!r}, not 'euler'"] if c.solver != "euler" else []
+    if wrong:
+        raise ValueError(f"the teacher {path} is a student that was not made for this walk: {'; '.join(wrong)}")
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:

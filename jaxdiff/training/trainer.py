@@ -66,6 +66,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, quiet: bool = False
     with Stop() as stop:
         try:
             state = start(job, checkpoints, declared, shardings, log, frozen)
+            del frozen  # the state holds it now, on the devices
             report(job, declared, log)
             return loop(job, state, first, shardings, checkpoints, log, stop, root)
         finally:

@@ -129,8 +129,10 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(batch):
 
 
 def test_slices_of_an_accumulated_batch_are_every_nth_example():
-    seen = accumulate(lambda _, x: (x, x), 0.0, jnp.arange(6.0), 3)
-    np.testing.assert_allclose(seen[0], [(0 + 1 + 2) / 3, (3 + 4 + 5) / 3])
+    means, (outputs, parts) = accumulate(lambda _, x, i: (x, (x, jnp.full(x.shape, i))), 0.0, jnp.arange(6.0), 3)
+    np.testing.assert_allclose(means, [(0 + 1 + 2) / 3, (3 + 4 + 5) / 3])
+    np.testing.assert_array_equal(outputs, np.arange(6))  # put together in the batch's own order
+    np.testing.assert_array_equal(parts, [0, 1, 2, 0, 1, 2])
 
 
 def test_sampling_uses_the_average_and_export_is_enough_for_it(batch):

@@ -323,8 +323,9 @@ def test_walks_are_drawn_uniformly_and_the_same_for_everyone():
     drawn = np.array([int(step(state, points(), jax.random.key(i))[1]["nfe"]) for i in range(200)])
     counts = np.bincount(drawn, minlength=5)[1:]
     assert (abs(counts - 50) < 25).all()  # four standard deviations
-    again = [int(step(state, points(), jax.random.key(i))[1]["nfe"]) for i in range(20)]
-    assert again == list(drawn[:20])
+    other = state.replace(params=jax.tree.map(lambda p: p + 1, state.params), step=jnp.int32(9))
+    again = [int(step(other, points(), jax.random.key(i))[1]["nfe"]) for i in range(20)]
+    assert again == list(drawn[:20])  # the key alone decides, and it is the same in every process
 
 
 @pytest.mark.parametrize("condition", ["steps", "next"])
@@ -370,19 +371,16 @@ def test_labels_are_drawn_uniformly_and_other_conditions_kept():
 def test_guidance_inside_training_guides_the_teacher_and_outside_the_student():
     mixture = denoisers.gaussian_mixture(np.array([[-1.0], [1.0]]), np.array([0.3, 0.3]), np.array([0.5, 0.5]))
     null = {"label": 2}
-    recorded = {}
-
-    def teacher(_):
-        def denoise(x, sigma, cond=None):
-            recorded["labels"] = cond["label"].shape
-            return mixture(x, sigma, cond)
-
-        return denoise
-
-    method = make(Affine(num_classes=2), nfe=(1,), teacher=teacher, guidance=3.0, null=null)
-    state = begin(method, points(label=jnp.zeros(5, jnp.int32)))
-    jax.jit(method.step)(state, points(label=jnp.zeros(5, jnp.int32)), jax.random.key(0))
-    assert recorded["labels"] == (10,)  # the conditional and the null half
+    method = make(Affine(num_classes=2), nfe=(1,), teacher=lambda _: mixture, guidance=3.0, null=null)
+    state, key = begin(method, points(label=jnp.zeros(5, jnp.int32))), jax.random.key(0)
+    _, metrics = jax.jit(method.step)(state, points(label=jnp.zeros(5, jnp.int32)), key)
+    drawn, unit = {"label": jax.random.randint(jax.random.split(key, 4)[2], (5,), 0, 2)}, noise_of(key, (5, 1))
+    ends = [
+        solvers.solve(denoise, 80 * unit, default_grid(9), "dpmpp3m", drawn)
+        for denoise in (denoisers.guided(mixture, 3.0, null), mixture)
+    ]
+    gaps = [float(jnp.abs(method.sample(state, unit, drawn) - end).mean()) for end in ends]
+    assert float(metrics["end_distance"]) == pytest.approx(gaps[0], rel=1e-4) and abs(gaps[0] - gaps[1]) > 1e-3
     plain = make(Affine(num_classes=3), nfe=(1,), null=null)
     guided = make(Affine(num_classes=3), nfe=(1,), null=null, sample_guidance=2.0)
     state = begin(plain, points(label=jnp.zeros(5, jnp.int32)))
@@ -391,6 +389,43 @@ def test_guidance_inside_training_guides_the_teacher_and_outside_the_student():
     pull = 1 - default_grid(3)[2] / default_grid(3)[1]  # of D on the last state
     difference = guided.sample(state, unit, zero) - plain.sample(state, unit, zero)
     np.testing.assert_allclose(difference, pull * (0.5 - 0.1), rtol=1e-4)
+
+
+def test_slices_of_an_accumulated_batch_drop_differently():
+    """With one mask for all, the gradients of equal examples would be equal, and their mean have few values."""
+    seen = []
+
+    class Watched(Affine):
+        @nn.compact
+        def __call__(self, x, noise_label, cond=None, *, deterministic=True):
+            kept = nn.Dropout(0.5, deterministic=deterministic)(jnp.ones(8))
+            jax.debug.callback(lambda kept: seen.append(tuple(np.asarray(kept))), kept)
+            return x * self.param("a", nn.initializers.ones, ())
+
+    method = make(Watched(), nfe=(1,), parts=3)
+    state = begin(method, points(6))
+    seen.clear()
+    jax.block_until_ready(jax.jit(method.step)(state, points(6), jax.random.key(0)))
+    jax.effects_barrier()
+    assert len(set(seen)) == 3
+
+
+def test_half_precision_is_the_networks_alone():
+    model = models.MLP(channels=1, width=8, depth=1, step_embed="zero", dtype=jnp.bfloat16)
+    method = sfd(model, optax.adam(1e-3), teacher=lambda _: GAUSSIAN, nfe=(1, 2))
+    with jax.numpy_dtype_promotion("standard"):
+        state = begin(method, points())
+        after, metrics = jax.eval_shape(method.step, state, points(), jax.random.key(0))
+        images = jax.eval_shape(method.sample, state, jnp.zeros((2, 1)))
+    floats = [leaf.dtype for leaf in jax.tree.leaves((after, metrics, images)) if leaf.dtype != jnp.int32]
+    assert set(floats) == {jnp.dtype("float32")}
+
+
+def test_a_student_can_be_differentiated_forwards(unet):
+    model, teacher = unet
+    method, state = student_of(model, "", teacher)
+    x, cond = jnp.ones((1, 8, 8, 1)), {"label": jnp.zeros(1, jnp.int32)}
+    jax.eval_shape(lambda x: jax.jvp(lambda x: method.denoiser(state)(x, 1.0, cond), (x,), (x,)), x)
 
 
 def test_dropout_is_a_flag():
@@ -462,7 +497,9 @@ def test_losses():
         ({"condition": "step"}, "unknown SFD condition 'step'"),
         ({"sample_nfe": 5}, "made for 2 evaluations, got 5"),
         ({"grid": lambda n: np.linspace(2.0, 1.0, n) ** (1 + 1 / n)}, "does not contain the student's"),
-        ({"teacher": None, "teacher_step": 7}, "the model has no step_embed"),
+        ({"teacher": None, "teacher_step": 13}, "the model has no step_embed"),
+        ({"teacher_step": 7}, r"told 7 timestamps .* it walks 13; change substeps or teacher_step"),
+        ({"guidance": 2.0}, "guidance=2.0 needs null values"),
     ],
 )
 def test_errors(options, message):
@@ -477,12 +514,25 @@ def test_sampling_with_other_evaluations_is_refused():
 
 
 def test_a_teacher_that_does_not_fit_is_refused():
+    method = make(teacher=None)
     with pytest.raises(ValueError, match=r"1 misfits \(\['w'\] is unknown to the student\)"):
-        begin(make(), points(), {"a": jnp.float32(1), "w": jnp.float32(1)})
+        begin(method, points(), {"a": jnp.float32(1), "w": jnp.float32(1)})
     with pytest.raises(ValueError, match=r"\['a'\] is \(2,\), the student's \(\)"):
-        begin(make(), points(), {"a": jnp.ones(2)})
-    state = begin(make(), points(), {"a": jnp.float32(3)})
+        begin(method, points(), {"a": jnp.ones(2)})
+    state = begin(method, points(), {"a": jnp.float16(3)})
     assert float(state.params["a"]) == 3 and float(state.params["b"]) == pytest.approx(0.1)
+    assert state.params["a"].dtype == jnp.float32
+
+
+def test_a_teacher_of_another_architecture_and_a_start_of_ones_own():
+    big = {"w": jnp.full(7, 0.5)}
+    method = make(teacher=lambda params: lambda x, sigma, cond=None: params["w"].mean() * x)
+    state = method.init(jax.random.key(0), points(), {"teacher": big, "student": {"b": jnp.float32(2)}})
+    assert set(state.frozen) == {"teacher"} and float(state.params["b"]) == 2
+    assert float(begin(method, points(), big).params["b"]) == pytest.approx(0.1)
+    after, _ = jax.jit(method.step, donate_argnums=0)(state, points(), jax.random.key(0))
+    assert float(big["w"].sum()) == 3.5  # what was given is not donated with the state
+    np.testing.assert_array_equal(after.frozen["teacher"]["w"], 0.5)
 
 
 def test_it_is_a_method_by_name():

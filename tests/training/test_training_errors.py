@@ -79,7 +79,7 @@ def test_a_config_that_is_wrong_leaves_no_folder(tmp_path, changes, message):
         ({"teacher.kind": "edm"}, "a distillation needs a teacher: --config.teacher.path="),
         (
             {"teacher.kind": "runs"},
-            "unknown teacher kind 'runs' (did you mean 'run'?); choose one of run, analytic, fresh, edm, dit, sd3",
+            "unknown teacher kind 'runs' (did you mean 'run'?); choose one of run, analytic, fresh, edm, dit",
         ),
         ({"teacher.kind": "inception"}, "unknown teacher kind 'inception'"),
         ({"sfd.loss": "l1+lpisp"}, "'lpisp' (did you mean 'lpips'?)"),
@@ -96,8 +96,14 @@ def test_a_config_that_is_wrong_leaves_no_folder(tmp_path, changes, message):
         ({"sfd.substeps": 0}, "substeps (K), the teacher's steps per student step, must be at least 1, got 0"),
         ({"sfd.solver": "dpmp3m"}, "unknown solver 'dpmp3m' (did you mean 'dpmpp3m'?)"),
         ({"sfd.solver": "ancestral"}, "the teacher's solver must be deterministic"),
-        ({"sample.steps": 6}, "made for 1, 2 evaluations (sfd.nfe); sample.steps=6 timestamps with afs=True are 4"),
-        ({"sample.afs": False}, "made for 1, 2 evaluations (sfd.nfe); sample.steps=4 timestamps with afs=False are 3"),
+        (
+            {"sample.steps": 6},
+            "made for 1, 2 evaluations (sfd.nfe), but sample.steps=6 timestamps are 4; set sample.steps=4",
+        ),
+        (
+            {"sample.afs": False},
+            "made for 1, 2 evaluations (sfd.nfe), but sample.steps=4 timestamps are 3; set sample.steps=3",
+        ),
         ({"sample.solver": "heun"}, "set sample.solver='euler' and sample.to_zero=False, got 'heun' and False"),
         ({"sample.to_zero": True}, "set sample.solver='euler' and sample.to_zero=False, got 'euler' and True"),
         ({"model.fields.step_embed": "zeros"}, "step_embed is one of '', 'zero', 'reference', got 'zeros'"),

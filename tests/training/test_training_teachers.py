@@ -1,6 +1,5 @@
 """A distillation's teacher: where it comes from, that the student starts as it, and that it is needed only once."""
 
-import json
 import math
 import re
 import shutil
@@ -98,19 +97,22 @@ def test_a_run_goes_on_without_its_teacher(teacher, student, tmp_path, capsys):
 
 
 def test_a_second_stage_starts_as_the_student_it_is_told_of(student, tmp_path):
-    """Also its step condition; and the condition it is given changes what it teaches."""
-    stage = {"sfd.nfe": (1,), "sfd.substeps": 3, "sample.steps": 3, "sfd.solver": "euler", "sfd.teacher_afs": True}
+    """Also its step condition; a walk that student was not made for is refused."""
+    stage = {"sfd.nfe": (1,), "sample.steps": 3, "sfd.solver": "euler", "sfd.teacher_afs": True}
     path = {"teacher.kind": "run", "teacher.path": str(student[0]), "optim.learning_rate": 0.0, "train.steps": 1}
-    taught = []
-    for step in (3, 4):
-        result = train({**stage, **path, "sfd.teacher_step": step}, tmp_path / str(step))
-        exported = export.read(student[0], {"step": jnp.int32(0), "ema": result.state.params})["ema"]
-        assert np.abs(exported["step"]["out"]["kernel"]).max() > 0
-        assert_same_bits(result.state.params, exported)
-        assert_same_bits(result.state.frozen["teacher"], exported)
-        loss = [json.loads(line) for line in (tmp_path / str(step) / "metrics.jsonl").read_text().splitlines()]
-        taught.append(next(line["loss"] for line in loss if "loss" in line))
-    assert taught[0] != taught[1]
+    for wrong, message in [
+        ({"sfd.substeps": 3, "sfd.teacher_step": 7}, r"5 evaluations, not one of \(1, 2\)"),
+        ({"sfd.substeps": 1, "sfd.teacher_step": 3, "sample.sigma_max": 40.0}, "sample.sigma_max=40.0, not 80.0"),
+        ({"sfd.substeps": 1, "sfd.teacher_step": 3, "sfd.teacher_afs": False}, "sfd.teacher_afs=False, not True"),
+        ({"sfd.substeps": 1, "sfd.teacher_step": 3, "sfd.solver": "heun"}, "sfd.solver='heun', not 'euler'"),
+    ]:
+        with pytest.raises(ValueError, match=r"is a student that was not made for this walk: .*" + message):
+            train({**stage, **path, **wrong}, tmp_path / "wrong")
+    result = train({**stage, **path, "sfd.substeps": 1, "sfd.teacher_step": 3}, tmp_path / "second")
+    exported = export.read(student[0], {"step": jnp.int32(0), "ema": result.state.params})["ema"]
+    assert np.abs(exported["step"]["out"]["kernel"]).max() > 0
+    assert_same_bits(result.state.params, exported)
+    assert_same_bits(result.state.frozen["teacher"], exported)
 
 
 def test_an_exported_file_alone_is_a_run(teacher, tmp_path):
@@ -129,7 +131,7 @@ def test_an_exported_file_alone_is_a_run(teacher, tmp_path):
         ("teacher", {"model.fields.depth": 2}, ValueError, r"model field depth is 2 here and 1 in"),
         ("teacher", {"denoiser.kind": "flow"}, ValueError, r"must have the teacher's convention: denoiser.kind is 'flow' here and 'edm' in \S*teacher"),
         ("teacher", {"denoiser.sigma_data": 1.0}, ValueError, r"denoiser.sigma_data is 1.0 here and 0.5 in"),
-        ("teacher", {"sfd.teacher_step": 4}, ValueError, r"sfd.teacher_step is set, but the teacher \S+ has no step condition; set it to 0"),
+        ("teacher", {"sfd.teacher_step": 7, "sfd.nfe": (1,), "sfd.substeps": 3, "sample.steps": 3}, ValueError, r"sfd.teacher_step is set, but the teacher \S+ has no step condition; set it to 0"),
         ("student", {}, ValueError, r"the teacher \S+ is a student with a step condition: set model.fields.step_embed='zero' and sfd.teacher_step to the number"),
         ("student", {"model.fields.step_embed": ""}, ValueError, r"is a student with a step condition: set model.fields.step_embed='zero'"),
     ],

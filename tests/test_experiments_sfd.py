@@ -47,6 +47,7 @@ def test_needs_a_teacher(monkeypatch, capsys, tmp_path):
     assert f"jaxdiff train --config=configs/digits.py --workdir={tmp_path / 'none'}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_single_timestamp(run):
     found, text = run("single_timestamp", "--seeds=2", "--timestamps=4", "--substeps=2")
     assert len(found["timestamps"]) == 4

@@ -93,7 +93,10 @@ def test_dry_run_prints_config_and_shapes_and_writes_nothing(tmp_path, capsys, m
         (["train", "--config=digitz"], "no config digitz (did you mean 'digits'?); installed are"),
         (["train", "--config=digits:tiny"], "train needs --workdir=FOLDER"),
         (["train", "--workdir=x"], "train needs --config=configs/NAME.py"),
-        (["train", "--config=digits:huge", "--workdir=x"], "digits takes the argument 'tiny' or none, got 'huge'"),
+        (
+            ["train", "--config=digits:huge", "--workdir=x"],
+            "digits takes the argument 'long', 'tiny' or none, got 'huge'",
+        ),
         (["train", "--config=digits:tiny", "--config.trian.steps=3"], "no key 'trian.steps'; did you mean train.steps"),
         (["train", "--config=digits:tiny", "--config.optim.lr=3"], "no key 'optim.lr'"),
         (["train", "--config=digits:tiny", "--config.train.steps=x"], "--config.train.steps=x"),

@@ -25,6 +25,7 @@ import matplotlib.pyplot as plt
 from jaxdiff import evaluation, solvers, training, weights
 from jaxdiff.configs import digits, digits_sfd
 from jaxdiff.models import network
+from jaxdiff.training import export
 from jaxdiff.training.build import build_wrapper
 from jaxdiff.training.evaluate import reference_features
 
@@ -111,7 +112,7 @@ class Lab:
 
     def teacher_seconds(self, timed: int = 50) -> float:
         """Seconds of the teacher's whole training, from `timed` of its steps; compilation and data left out."""
-        config = digits.get_config("tiny" if self.args.tiny else "")
+        config = digits.get_config("tiny") if self.args.tiny else export.read_config(Path(self.args.teacher))
         job = training.build(config)
         batch = jax.tree.map(jnp.asarray, job.dataset.batch(0, config.data.batch_size))
         state = _init(job.method.init)(jax.random.key(0), batch)

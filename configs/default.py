@@ -52,8 +52,29 @@ def get_config(arg: str = "") -> ConfigDict:
     c.sfd.teacher_step = 0  # second stage: timestamps the teacher is told to walk; 0 = it has no such condition
     c.sfd.average = False  # sample an average of the parameters, as `ema` says
 
+    c.emd = ConfigDict()  # EM Distillation; the generator is one step at the level sample.sigma_max
+    c.emd.steps = 16  # K: Langevin steps of the E-step
+    c.emd.scheme = "eps,z"  # what they move: eps,z or x,z or eps or x
+    c.emd.step_eps = 0.16  # gamma_eps
+    c.emd.step_z = 1.6e-5  # gamma_z
+    c.emd.step_x = 0.0  # gamma_x of the schemes with x; 0 = gamma_eps sigma^2
+    c.emd.half = False  # Langevin steps of (gamma/2, sqrt(gamma)) instead of (gamma, sqrt(2 gamma))
+    c.emd.cancel = "complete"  # noise taken out of the M-step: complete, last, none
+    c.emd.cancel_initial = True  # the first eps counts as such noise
+    c.emd.clip_z = 0.0  # bound on the root mean square of z's drift before gamma_z; 0 = off
+    c.emd.levels = ""  # noise levels of the E-step, as noise.levels; "" = those of `noise`
+    c.emd.level_options = ConfigDict()  # of those levels, for example {"mean": 0.0, "std": 1.5}
+    c.emd.sigma_min = 0.0  # levels of the E-step below this are raised to it: log-SNR is at most -2 ln sigma_min
+    c.emd.weight = "x0"  # of |target - g(z)|^2, as noise.weight; x0 = sigma^2 on the divergence
+    c.emd.score_rate = 1e-3  # learning rate of the student score; the generator's is optim.learning_rate
+    c.emd.score_updates = 1  # updates of the student score before each of the generator
+    c.emd.dropout = False  # of the student score while it is trained
+    c.emd.guidance = 1.0  # of the teacher
+    c.emd.input_scale = "sigma"  # the network sees sigma_star z, or ("one") sqrt(1 + sigma_star^2) z
+    c.emd.mcmc_sigma = 0.3  # noise level of `jaxdiff sample --mcmc_steps`
+
     c.noise = ConfigDict()
-    c.noise.levels = "lognormal"  # lognormal, logit_normal, uniform, cosine, discrete (the ddpm schedule)
+    c.noise.levels = "lognormal"  # lognormal, logit_normal, uniform, cosine, polynomial, discrete (the ddpm schedule)
     c.noise.mean = -1.2  # of ln sigma, for lognormal and logit_normal
     c.noise.std = 1.2
     c.noise.shift = 1.0  # sigma -> shift * sigma for larger images

@@ -4,6 +4,7 @@ jaxdiff quickstart [--workdir=quickstart]
 jaxdiff train --config=configs/digits.py:tiny --config.train.steps=100 --workdir=runs/a [--dry_run]
 jaxdiff train --config=configs/digits_sfd.py --config.teacher.path=runs/a --workdir=runs/few
 jaxdiff sample --workdir=runs/a --count=64 --out=samples.png [--nfe=10] [--labels=cycle] [--config.sample.solver=unipc]
+jaxdiff sample --workdir=runs/one --mcmc_steps=300      the samples of an EMD generator beside their correction
 jaxdiff evaluate --workdir=runs/few --nfe=2 [--config.eval.samples=5000]
 jaxdiff evaluate --config=configs/digits.py --reference=train      the distance between two halves of the data
 """
@@ -59,7 +60,15 @@ def train(arguments: list[str]) -> int:
 
 
 def sample(arguments: list[str]) -> int:
-    options = {"workdir": "", "count": 64, "seed": 0, "labels": "cycle", "out": "samples.png", "nfe": 0}
+    options = {
+        "workdir": "",
+        "count": 64,
+        "seed": 0,
+        "labels": "cycle",
+        "out": "samples.png",
+        "nfe": 0,
+        "mcmc_steps": 0,
+    }
     values = _flags("sample", options, arguments, config="run")
     import numpy as np
 
@@ -69,18 +78,23 @@ def sample(arguments: list[str]) -> int:
     out = Path(values.out)
     if out.suffix not in (".png", ".npz"):
         raise UsageError(f"--out must end in .png (a grid) or .npz (the arrays), got {values.out!r}")
-    job, state = _load(_spend(values.config, values.nfe), values.workdir)
     labels = int(values.labels) if values.labels.lstrip("-").isdigit() else values.labels
     if labels not in ("cycle", "random") and not isinstance(labels, int):
         raise UsageError(f"--labels is cycle, random or a class number, got {values.labels!r}")
-    parts = list(training.sample(job, state, values.count, values.seed, labels))
+    if values.mcmc_steps < 0 or (values.mcmc_steps and values.nfe):
+        raise UsageError(f"--mcmc_steps is a number of Langevin steps, without --nfe; got {values.mcmc_steps}")
+    job, state = _load(_spend(values.config, values.nfe), values.workdir, whole=bool(values.mcmc_steps))
+    run = training.corrector(job, values.mcmc_steps, labels) if values.mcmc_steps else None
+    parts = list(training.sample(job, state, values.count, values.seed, labels, run=run))
     images = np.concatenate([part for part, _ in parts])
+    pictures: dict[str, Any] = {"before": images[:, 0], "after": images[:, 1]} if run else {"images": images}
     if out.suffix == ".png":
-        save_png(out, image_grid(images))
+        save_png(out, np.concatenate([image_grid(group) for group in pictures.values()], 1))
     else:
         drawn: dict[str, Any] = {} if parts[0][1] is None else {"labels": np.concatenate([part for _, part in parts])}
-        np.savez(out, images=images, **drawn)
-    print(f"wrote {len(images)} samples to {out}: {job.config.sample.solver}, {job.nfe} evaluations each")
+        np.savez(out, **pictures, **drawn)
+    how = f"left before, right after {values.mcmc_steps} Langevin steps" if run else f"{job.config.sample.solver}"
+    print(f"wrote {len(images)} samples to {out}: {how}, {job.nfe} evaluations each")
     return 0
 
 
@@ -211,20 +225,18 @@ def _spend(config: ConfigDict, nfe: int) -> ConfigDict:
     return config
 
 
-def _load(config: ConfigDict, workdir: str) -> tuple[Any, Any]:
-    """The job of a run and its exported state."""
+def _load(config: ConfigDict, workdir: str, whole: bool = False) -> tuple[Any, Any]:
+    """The job of a run and its exported state; with `whole`, the state of its newest checkpoint."""
     import jax
 
     from jaxdiff import training
     from jaxdiff.training import export, trainer
 
-    if config.method.name == "sfd":
-        made = export.read_config(Path(workdir)).sample
-        for name in ("grid", "rho", "sigma_min", "sigma_max", "afs"):
-            if config.sample[name] != made[name]:
-                raise UsageError(f"this student walks the grid it was trained for: leave sample.{name} at {made[name]}")
+    training.check_sampling(config, export.read_config(Path(workdir)))
     job = training.build(config)
     declared, _ = trainer.declare(job)
+    if whole:
+        return job, trainer.newest(Path(workdir), declared)
     return job, export.read(Path(workdir), jax.eval_shape(job.method.export, declared))
 
 
@@ -235,7 +247,7 @@ def _dry_run(config: ConfigDict) -> int:
 
     from jaxdiff import training
     from jaxdiff.training import trainer
-    from jaxdiff.training.sharding import path_name
+    from jaxdiff.trees import path_name
 
     print(config)
     job = training.build(config)

@@ -322,10 +322,10 @@ def velocity(denoise: Denoiser) -> Denoiser:
     return transformed
 
 
-def one_step(denoise: Denoiser, sigma_star: float) -> Callable[..., Array]:
-    """A generator `g(z, cond=None) = D(sigma_star z, sigma_star, cond)` of unit Gaussian z."""
+def one_step(denoise: Denoiser, sigma_star: float, scale: float = 1.0) -> Callable[..., Array]:
+    """A generator `g(z, cond=None) = D(scale sigma_star z, sigma_star, cond)` of unit Gaussian z."""
     check_sigma(sigma_star)
-    return lambda z, cond=None: denoise(sigma_star * z, sigma_star, cond)
+    return lambda z, cond=None: denoise(scale * sigma_star * z, sigma_star, cond)
 
 
 def thresholded(denoise: Denoiser, percentile: float = 99.5, floor: float = 1.0) -> Denoiser:

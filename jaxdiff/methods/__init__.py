@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from jaxdiff.methods.denoise import denoise
+from jaxdiff.methods.emd import emd
 from jaxdiff.methods.method import Method
 from jaxdiff.methods.sfd import sfd
 
-METHODS: dict[str, Callable[..., Method]] = {"denoise": denoise, "sfd": sfd}
+METHODS: dict[str, Callable[..., Method]] = {"denoise": denoise, "emd": emd, "sfd": sfd}
 
-__all__ = ["METHODS", "Method", "denoise", "sfd"]
+__all__ = ["METHODS", "Method", "denoise", "emd", "sfd"]

@@ -70,12 +70,8 @@ def denoise(
         return State(jnp.int32(0), params, jax.tree.map(jnp.copy, params), optimizer.init(params))
 
     def loss(params: Any, examples: dict[str, Any], dropout: Array) -> tuple[Array, Metrics]:
-        apply = wrapper(network(model, params, dropout))
-        x0, sigma = examples["x0"], examples["sigma"]
-        x = x0 + denoisers.per_example(sigma, x0) * examples["eps"]
-        error = jnp.square(apply(x, sigma, examples.get("cond")) - x0).reshape(x0.shape[0], -1).mean(1)
-        value = (weight(sigma) * error).mean()
-        return value, {"loss": value, "error": error.mean()}
+        value, error = denoising_loss(wrapper(network(model, params, dropout)), examples, weight)
+        return value, {"loss": value, "error": error}
 
     def step(state: State, batch: Batch, key: Array) -> tuple[State, Metrics]:
         keys = dict(zip(("sigma", "eps", "drop", "dropout"), jax.random.split(key, 4), strict=True))
@@ -110,6 +106,14 @@ def denoise(
         return State(state.step, None, state.ema, None)
 
     return Method(init, step, sample, denoiser, export)
+
+
+def denoising_loss(apply: Denoiser, examples: dict[str, Any], weight: Weight) -> tuple[Array, Array]:
+    """The weighted and the plain mean of |D(x0 + sigma eps) - x0|^2 over `examples` (x0, sigma, eps, cond)."""
+    x0, sigma = examples["x0"], examples["sigma"]
+    x = x0 + denoisers.per_example(sigma, x0) * examples["eps"]
+    error = jnp.square(apply(x, sigma, examples.get("cond")) - x0).reshape(x0.shape[0], -1).mean(1)
+    return (weight(sigma) * error).mean(), error.mean()
 
 
 def drop_conditions(key: Array, cond: dict[str, Any], null: Any, probability: float) -> dict[str, Any]:

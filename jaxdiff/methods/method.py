@@ -11,6 +11,7 @@ import optax
 from jax import Array
 
 from jaxdiff.denoisers import COND_KEYS, Denoiser
+from jaxdiff.trees import by_name, misfits, path_name
 
 Batch = Mapping[str, Any]
 Metrics = dict[str, Array]
@@ -21,7 +22,9 @@ class Method(NamedTuple):
 
     Distillation's init takes a third argument, {"teacher": parameters, ...}, which its state holds and never trains.
     `denoiser(state)` is the network as a denoiser; `export(state)` keeps of the state only what sampling needs, and
-    sampling works on the result. A state is one pytree: everything that must survive a restart.
+    sampling works on the result. `averages` tells whether that is an average of the parameters; `correct(state, noise,
+    cond, key, ...)` is a generator's samples before and after a correction by the teacher, where there is one. A state
+    is one pytree: everything that must survive a restart.
     """
 
     init: Callable[..., Any]
@@ -29,6 +32,8 @@ class Method(NamedTuple):
     sample: Callable[..., Array]
     denoiser: Callable[[Any], Denoiser]
     export: Callable[[Any], Any]
+    averages: bool = True
+    correct: Callable[..., tuple[Array, Array]] | None = None
 
 
 def data_of(batch: Batch) -> Array:
@@ -39,6 +44,13 @@ def data_of(batch: Batch) -> Array:
 def cond_of(batch: Batch) -> dict[str, Any] | None:
     """The condition of a batch: those of its entries that a denoiser takes."""
     return {key: batch[key] for key in COND_KEYS if key in batch} or None
+
+
+def draw_labels(key: Array, cond: Any, model: Any, examples: int, place: Callable[[Array], Array] = lambda x: x) -> Any:
+    """The batch's conditions, labels replaced by uniform draws."""
+    if not getattr(model, "num_classes", 0):
+        return cond
+    return {**(cond or {}), "label": place(jax.random.randint(key, (examples,), 0, model.num_classes))}
 
 
 def accumulate(
@@ -81,19 +93,13 @@ def update(
 
 def adopt(fresh: Any, given: Any) -> Any:
     """`fresh` parameters with those of `given`, which may name fewer; none that are unknown or of another shape."""
-    have = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(given)}
-    want = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(fresh)}
-    wrong = [f"{name} is unknown to the student" for name in have if name not in want]
-    wrong += [
-        f"{name} is {leaf.shape}, the student's {want[name].shape}"
-        for name, leaf in have.items()
-        if name in want and leaf.shape != want[name].shape
-    ]
+    have = by_name(given)
+    wrong = misfits(have, by_name(fresh), partial=True)
     if wrong:
-        raise ValueError(f"the teacher does not fit the student: {len(wrong)} misfits ({'; '.join(wrong[:5])})")
+        raise ValueError(f"the teacher does not fit the student: {wrong}")
 
     def choose(path: Any, leaf: Any) -> Any:
-        return jnp.array(have.get(jax.tree_util.keystr(path), leaf), leaf.dtype)
+        return jnp.array(have.get(path_name(path), leaf), leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(choose, fresh)
 

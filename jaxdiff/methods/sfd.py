@@ -37,7 +37,18 @@ from jaxdiff import denoisers, solvers
 from jaxdiff.denoisers import Cond, Denoiser
 from jaxdiff.errors import pick
 from jaxdiff.methods import ema as ema_lib
-from jaxdiff.methods.method import Batch, Method, Metrics, accumulate, adopt, cond_of, data_of, in_loops, update
+from jaxdiff.methods.method import (
+    Batch,
+    Method,
+    Metrics,
+    accumulate,
+    adopt,
+    cond_of,
+    data_of,
+    draw_labels,
+    in_loops,
+    update,
+)
 from jaxdiff.methods.walks import EULER, Grid, check_walks, default_grid, make_plan, teacher_states
 from jaxdiff.models import network
 from jaxdiff.solvers import Solver, analytic_first_step
@@ -267,7 +278,7 @@ def sfd(
     def export(state: State) -> State:
         return State(state.step, None, state.params if state.ema is None else state.ema, None, None)
 
-    return Method(init, step, sample, denoiser, export)
+    return Method(init, step, sample, denoiser, export, averages=decay is not None)
 
 
 def _check_nfe(nfe: int, known: Sequence[int]) -> int:
@@ -292,15 +303,6 @@ def teacher_model(model: Any, teacher_step: int) -> Any:
     if teacher_step and not conditioned:
         raise ValueError(f"teacher_step={teacher_step} is a condition of the teacher, but the model has no step_embed")
     return model.clone(step_embed="") if conditioned and not teacher_step else model
-
-
-def draw_labels(
-    key: Array, cond: Any, model: Any, examples: int, place: Callable[[Array], Array] = lambda x: x
-) -> Cond:
-    """The batch's conditions, labels replaced by uniform draws."""
-    if not getattr(model, "num_classes", 0):
-        return cond
-    return {**(cond or {}), "label": place(jax.random.randint(key, (examples,), 0, model.num_classes))}
 
 
 def _narrow(array: np.ndarray) -> Any:

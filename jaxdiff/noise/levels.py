@@ -6,6 +6,7 @@ A level is sigma in x = x0 + sigma eps; a weight multiplies |D - x0|^2. Every pu
     logit_normal  logit t ~ N(mean, std^2), t = sigma/(1+sigma)    SD3; the same law, since logit t = ln sigma
     uniform       t ~ U(0, 1), sigma = t/(1-t)                     rectified flow
     cosine        t ~ U(0, 1), sigma = tan(pi t / 2)               improved DDPM
+    polynomial    sigma^(1/rho) ~ U                                the levels of EDM's sampling grid
     discrete      uniform over a table of levels                   DDPM
     shift r       sigma -> r sigma                                 a resolution r times larger
 
@@ -43,6 +44,10 @@ def cosine(sigma_min: float = 1e-3, sigma_max: float = 1e3) -> Levels:
     return _by_time(lambda t: jnp.tan(jnp.pi / 2 * t), lambda s: 2 / np.pi * np.arctan(s), sigma_min, sigma_max)
 
 
+def polynomial(sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Levels:
+    return _by_time(lambda t: t**rho, lambda s: s ** (1 / rho), sigma_min, sigma_max)
+
+
 def discrete(table: Any) -> Levels:
     """Uniform over the levels of a table, `denoisers.sigma_table(abar)` for a DDPM."""
     levels = np.asarray(table, np.float32)
@@ -58,6 +63,11 @@ def shifted(levels: Levels, ratio: float) -> Levels:
     return lambda key, n: ratio * levels(key, n)
 
 
+def at_least(levels: Levels, sigma_min: float) -> Levels:
+    """The same levels, those below `sigma_min` raised to it."""
+    return lambda key, n: jnp.maximum(levels(key, n), sigma_min)
+
+
 def _by_time(sigma: Callable, time: Callable, sigma_min: float, sigma_max: float) -> Levels:
     if not 0 < sigma_min < sigma_max:
         raise ValueError(f"levels need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
@@ -70,6 +80,7 @@ LEVELS: dict[str, Callable[..., Levels]] = {
     "logit_normal": lognormal,
     "uniform": uniform,
     "cosine": cosine,
+    "polynomial": polynomial,
     "discrete": discrete,
 }
 

@@ -24,6 +24,7 @@ from jaxdiff.methods.sfd import teacher_model
 from jaxdiff.training import optim, sharding, teachers
 from jaxdiff.training.teachers import Frozen
 
+CHAIN = ("steps", "scheme", "step_eps", "step_z", "step_x", "half", "cancel", "cancel_initial", "clip_z")  # of EMD
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -169,10 +170,11 @@ def build_optimizer(config: ConfigDict) -> Any:
     )
 
 
-def build_rate(config: ConfigDict) -> tuple[Any, Callable[[Any], Any]]:
+def build_rate(config: ConfigDict, learning_rate: float | None = None) -> tuple[Any, Callable[[Any], Any]]:
     """For methods of several updates an iteration: a constant-rate optimizer, and its factor by iteration."""
     c = config.optim
-    plain = optim.make(c.name, c.learning_rate, config.data.batch_size, clip=c.clip, options=_options(c.options))
+    peak = c.learning_rate if learning_rate is None else learning_rate
+    plain = optim.make(c.name, peak, config.data.batch_size, clip=c.clip, options=_options(c.options))
     return plain, optim.schedule(1.0, config.data.batch_size, **_schedule(config))
 
 
@@ -254,6 +256,54 @@ def _sfd(
     return method, Frozen(shapes, load)
 
 
+def _emd(
+    config: ConfigDict, model: Any, dataset: Dataset, null: Cond, solver: solvers.Solver, mesh: Mesh
+) -> tuple[Method, Frozen]:
+    c, s = config.emd, config.sample
+    if s.solver != "euler" or s.steps != 1 or not s.to_zero or s.afs:
+        raise ValueError(
+            f"an EMD generator is one step from sample.sigma_max, its level sigma_star: set sample.solver='euler', "
+            f"sample.steps=1, sample.to_zero=True and sample.afs=False, got {s.solver!r}, {s.steps}, {s.to_zero} and "
+            f"{s.afs}"
+        )
+    if s.guidance != 1.0:
+        raise ValueError(
+            f"the generator takes over emd.guidance={c.guidance}; sample.guidance={s.guidance} would guide it twice: "
+            "set it to 1"
+        )
+    teacher = teachers.make(config, model, dataset, build_model)
+    optimizer, rate = build_rate(config)
+    levels = build_levels(config)
+    chains = noise.make_levels(c.levels, config.noise.shift, **_options(c.level_options)) if c.levels else levels
+    method = METHODS["emd"](
+        model,
+        optimizer,
+        build_rate(config, c.score_rate)[0],
+        sigma_star=s.sigma_max,
+        input_scale=c.input_scale,
+        wrapper=build_wrapper(config),
+        teacher=teacher.denoiser,
+        guidance=c.guidance,
+        null=null,
+        levels=noise.at_least(chains, c.sigma_min) if c.sigma_min else chains,
+        weight=noise.make_weight(c.weight),
+        score_levels=levels,
+        score_weight=build_weight(config),
+        score_updates=c.score_updates,
+        dropout=c.dropout,
+        rate=rate,
+        decay=ema.make(config.ema.kind, **_options(config.ema.options)),
+        parts=config.optim.accumulate,
+        place=partial(sharding.along_batch, mesh=mesh),
+        **{name: c[name] for name in CHAIN},
+    )
+
+    def load() -> dict[str, Any]:
+        return {"teacher": teacher.frozen.load()}
+
+    return method, Frozen({"teacher": teacher.frozen.shapes}, load)
+
+
 def build_lpips(config: ConfigDict, dataset: Dataset) -> tuple[Callable[..., Any] | None, Frozen | None]:
     """The LPIPS network of a loss that names it, and its weights."""
     c = config.sfd.lpips
@@ -282,7 +332,19 @@ def build_lpips(config: ConfigDict, dataset: Dataset) -> tuple[Callable[..., Any
     return distance, Frozen(shapes, load)
 
 
-BUILDERS: dict[str, Callable[..., tuple[Method, Frozen | None]]] = {"denoise": _denoise, "sfd": _sfd}
+BUILDERS: dict[str, Callable[..., tuple[Method, Frozen | None]]] = {"denoise": _denoise, "emd": _emd, "sfd": _sfd}
+# fields of `sample` that belong to a student as much as its parameters
+TRAINED_FOR = {"denoise": (), "emd": ("sigma_max",), "sfd": ("grid", "rho", "sigma_min", "sigma_max", "afs")}
+
+
+def check_sampling(config: ConfigDict, made: ConfigDict) -> None:
+    """A student is sampled as it was trained: `made` is the config of its run."""
+    for name in TRAINED_FOR[made.method.name]:
+        if config.sample[name] != made.sample[name]:
+            raise ValueError(
+                f"this student is sampled as it was trained: leave sample.{name} at {made.sample[name]}, "
+                f"got {config.sample[name]}"
+            )
 
 
 def _options(options: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from jaxdiff.training.sharding import path_name
+from jaxdiff.trees import by_name, misfits
 
 
 class CheckpointError(RuntimeError):
@@ -101,26 +101,17 @@ class Checkpoints:
         """Names and shapes in the checkpoint against those declared, before anything is read."""
         try:
             metadata = self._manager.item_metadata(step)
-            saved = {path_name(p): tuple(leaf.shape) for p, leaf in _leaves(getattr(metadata, "tree", metadata))}
+            saved = by_name(getattr(metadata, "tree", metadata))
             if not saved:
                 raise ValueError("it says nothing of what it holds")
         except Exception as error:
             raise CheckpointError(self._read_failure(step, error)) from error
-        wanted = {path_name(p): tuple(leaf.shape) for p, leaf in _leaves(declared)}
-        both = [name for name in wanted if name in saved]
-        wrong = [f"{n} is {saved[n]}, expected {wanted[n]}" for n in both if saved[n] != wanted[n]]
-        wrong += [f"{name} is missing" for name in wanted if name not in saved]
-        wrong += [f"{name} is not in this model" for name in saved if name not in wanted]
+        wrong = misfits(saved, by_name(declared))
         if wrong:
-            shown = "; ".join(wrong[:5]) + ("; ..." if len(wrong) > 5 else "")
             raise CheckpointError(
-                f"the checkpoint {self.directory / str(step)} belongs to another model or method: {len(wrong)} misfits "
-                f"({shown}). Use the config it was made with, or another workdir"
+                f"the checkpoint {self.directory / str(step)} belongs to another model or method: {wrong}. Use the "
+                "config it was made with, or another workdir"
             )
 
     def close(self) -> None:
         self._manager.close()
-
-
-def _leaves(tree: Any) -> list[tuple[Any, Any]]:
-    return [(p, leaf) for p, leaf in jax.tree_util.tree_leaves_with_path(tree) if hasattr(leaf, "shape")]

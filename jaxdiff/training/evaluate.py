@@ -54,6 +54,27 @@ def sampler(job: Job, labels: str | int = "random") -> Callable[..., tuple[Any, 
     return jax.jit(run, in_shardings=(None, None, NamedSharding(job.mesh, BATCH)), out_shardings=everywhere)
 
 
+def corrector(job: Job, steps: int, labels: str | int = "random") -> Callable[..., tuple[Any, Any]]:
+    """Like `sampler`, of a whole state: images [b 2 ...], a generator's and after `steps` joint Langevin steps."""
+    correct = job.method.correct
+    if correct is None:
+        raise ValueError(
+            f"--mcmc_steps corrects the samples of an EMD generator, whose run holds a teacher and a student score; "
+            f"this run's method is {job.config.method.name!r}"
+        )
+
+    def run(state: Any, seed: Any, index: Any) -> tuple[Any, Any]:
+        shape = job.dataset.image_shape
+        unit = jax.vmap(lambda i: jax.random.normal(_key(seed, i, 0), shape))(index)
+        cond = conditions(job, seed, index, labels)
+        keys = jax.vmap(lambda i: _key(seed, i, 3))(index)
+        pair = correct(state, unit, cond, keys, sigma=job.config.emd.mcmc_sigma, steps=steps)
+        return jnp.stack(pair, 1), None if cond is None else cond["label"]
+
+    everywhere = NamedSharding(job.mesh, PartitionSpec())
+    return jax.jit(run, in_shardings=(None, None, NamedSharding(job.mesh, BATCH)), out_shardings=everywhere)
+
+
 def sample(
     job: Job,
     state: Any,
@@ -100,7 +121,7 @@ def protocol(job: Job, net: Any, samples: int, reference: int, seed: int) -> Pro
         nfe=job.nfe,
         guidance=c.guidance,
         seed=seed,
-        ema="none" if job.config.method.name == "sfd" and not job.config.sfd.average else job.config.ema.kind,
+        ema=job.config.ema.kind if job.method.averages else "none",
     )
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxdiff.training.sharding import path_name
+from jaxdiff.trees import by_name, misfits, path_name
 from jaxdiff.weights import files
 
 
@@ -50,9 +50,8 @@ def _tuples(value: Any) -> Any:
 
 def write(workdir: Path, exported: Any) -> Path:
     """The exported state's arrays under their paths."""
-    leaves = jax.tree_util.tree_leaves_with_path(exported)
     path = Path(workdir) / "export.safetensors"
-    files.write(path, {path_name(p): np.asarray(leaf) for p, leaf in leaves})
+    files.write(path, {name: np.asarray(leaf) for name, leaf in by_name(exported).items()})
     return path
 
 
@@ -65,14 +64,7 @@ def read(path: Path, abstract: Any) -> Any:
             f"no exported weights at {path.absolute()}: finish the run, or stop it, to have them written"
         )
     arrays = files.read(path)
-    wanted = {path_name(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(abstract)}
-    wrong = [f"{name} is missing" for name in wanted if name not in arrays]
-    wrong += [
-        f"{name} is {arrays[name].shape}, expected {leaf.shape}"
-        for name, leaf in wanted.items()
-        if name in arrays and arrays[name].shape != leaf.shape
-    ]
-    wrong += [f"{name} is unexpected" for name in arrays if name not in wanted]
+    wrong = misfits(arrays, by_name(abstract))
     if wrong:
-        raise ValueError(f"{path} belongs to another model: {len(wrong)} misfits ({'; '.join(wrong[:5])})")
+        raise ValueError(f"{path} belongs to another model: {wrong}")
     return jax.tree_util.tree_map_with_path(lambda p, leaf: jax.numpy.asarray(arrays[path_name(p)]), abstract)

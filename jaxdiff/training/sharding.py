@@ -17,6 +17,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxdiff.trees import path_name
+
 AXES = ("data", "fsdp", "tensor")
 BATCH = PartitionSpec(("data", "fsdp"))
 
@@ -56,11 +58,6 @@ def check_batch(batch_size: int, mesh: Mesh, parts: int = 1) -> None:
             f"a global batch of {batch_size} does not divide over {mesh.shape['data']} x {mesh.shape['fsdp']} "
             f"(data x fsdp) devices in {parts} part(s); the nearest batch that does is {nearest}"
         )
-
-
-def path_name(path: Any) -> str:
-    """A pytree path as a/b/c."""
-    return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 
 def spec_of(name: str, shape: tuple[int, ...], mesh: Mesh, min_size: int = 2**14) -> PartitionSpec:

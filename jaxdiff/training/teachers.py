@@ -25,7 +25,7 @@ from jaxdiff.data import Dataset, mixture_components
 from jaxdiff.denoisers import Denoiser
 from jaxdiff.errors import pick
 from jaxdiff.training import export
-from jaxdiff.training.sharding import path_name
+from jaxdiff.trees import by_name, misfits
 
 PRIVATE = ("parent", "name", "dtype", "remat", "loop", "dropout", "step_embed")  # may differ from the student
 CONVENTIONS = {"edm": "edm", "dit": "ddpm"}  # public weights: their denoiser.kind
@@ -71,7 +71,9 @@ def make(config: ConfigDict, model: Any, dataset: Dataset, build_model: Callable
         known = weights.KINDS[kind].model.__dataclass_fields__
         own = {name: getattr(model, name) for name in untold if name in known and hasattr(model, name)}
         loaded, params = weights.load(path, kind, **own)
-        _compare(_shapes(params), shapes, f"{path} ({type(loaded).__name__})")
+        wrong = misfits(by_name(params), by_name(shapes))
+        if wrong:
+            raise ValueError(f"{path} ({type(loaded).__name__}) is not the network of model.fields: {wrong}")
         return params
 
     return Teacher(None, Frozen(shapes, load))
@@ -152,17 +154,3 @@ def _check_walk(config: ConfigDict, known: ConfigDict, path: Path) -> None:
     wrong += [f"sfd.solver={c.solver!r}, not 'euler'"] if c.solver != "euler" else []
     if wrong:
         raise ValueError(f"the teacher {path} is a student that was not made for this walk: {'; '.join(wrong)}")
-
-
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    return {path_name(p): tuple(leaf.shape) for p, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _compare(found: dict[str, tuple[int, ...]], shapes: Any, source: str) -> None:
-    wanted = _shapes(shapes)
-    wrong = [
-        f"{name} is {found.get(name, 'missing')}, expected {s}" for name, s in wanted.items() if found.get(name) != s
-    ]
-    wrong += [f"{name} is unexpected" for name in found if name not in wanted]
-    if wrong:
-        raise ValueError(f"{source} is not the network of model.fields: {len(wrong)} misfits ({'; '.join(wrong[:5])})")

@@ -28,8 +28,9 @@ from jaxdiff.training.build import Job, build
 from jaxdiff.training.checkpoint import Checkpoints
 from jaxdiff.training.evaluate import evaluate, sample, sampler
 from jaxdiff.training.logs import Logger
-from jaxdiff.training.sharding import bytes_per_device, fetch, global_batch, path_name, state_shardings, with_shardings
+from jaxdiff.training.sharding import bytes_per_device, fetch, global_batch, state_shardings, with_shardings
 from jaxdiff.training.stop import Stop
+from jaxdiff.trees import path_name
 
 
 class NonFinite(RuntimeError):
@@ -102,8 +103,12 @@ def declare(job: Job) -> tuple[Any, Any]:
 
 def read_frozen(job: Job, checkpoints: Path) -> Any:
     """What the method's init takes from outside, such as a teacher; a run that goes on has it in its checkpoint."""
-    begun = checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
-    return None if job.frozen is None or begun else job.frozen.load()
+    return None if job.frozen is None or begun(checkpoints) else job.frozen.load()
+
+
+def begun(checkpoints: Path) -> bool:
+    """Whether a run has saved anything there."""
+    return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
 
 
 def example_batch(job: Job) -> Any:
@@ -135,10 +140,26 @@ def start(job: Job, checkpoints: Checkpoints, declared: Any, shardings: Any, log
     return jax.device_put(state.replace(params=jax.tree.map(jnp.copy, found.ema), ema=average), shardings)
 
 
+def newest(workdir: Path, declared: Any) -> Any:
+    """The whole state of a run's newest checkpoint."""
+    folder = Path(workdir).absolute() / "checkpoints"
+    if not begun(folder):
+        raise FileNotFoundError(f"no checkpoint in {folder}: this needs the whole state of a run, not only its export")
+    checkpoints = Checkpoints(folder)
+    try:
+        return checkpoints.restore(checkpoints.latest() or 0, declared)
+    finally:
+        checkpoints.close()
+
+
 def report(job: Job, declared: Any, log: Logger) -> None:
     """What is about to run and what it will hold on each device."""
     parameters = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(getattr(declared, "params", declared)))
-    held = [name for name in ("params", "opt_state", "ema", "frozen") if getattr(declared, name, None)]
+    held = [
+        name
+        for name in ("params", "opt_state", "ema", "score", "score_opt_state", "frozen")
+        if getattr(declared, name, None)
+    ]
     sizes = ", ".join(f"{name} {bytes_per_device(getattr(declared, name)) / 2**20:.1f} MiB" for name in held)
     mesh = " x ".join(f"{name} {size}" for name, size in job.mesh.shape.items())
     log.say(f"{parameters:,} parameters; per device: {sizes}; mesh {mesh} on {jax.devices()[0].platform}")

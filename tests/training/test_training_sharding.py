@@ -17,7 +17,8 @@ from training_runs import (
 )
 
 from jaxdiff.training import build, sample, train, trainer
-from jaxdiff.training.sharding import bytes_per_device, global_batch, make_mesh, path_name, spec_of, state_shardings
+from jaxdiff.training.sharding import bytes_per_device, global_batch, make_mesh, spec_of, state_shardings
+from jaxdiff.trees import path_name
 
 MESHES = {
     "data": {"mesh.data": 8},

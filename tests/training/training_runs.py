@@ -58,10 +58,20 @@ SFD = {
     "sample.sigma_min": 0.006,
     "sample.steps": 4,
 }
+EMD = {
+    "method.name": "emd",
+    "emd.steps": 3,
+    "emd.step_z": 0.01,
+    "emd.score_updates": 2,
+    "sample.solver": "euler",
+    "sample.steps": 1,
+    "sample.sigma_max": 2.0,
+}
 # Every training algorithm: how it changes the runs on points and those on pictures. The tests that every method must
 # pass (stopped and resumed, spread over devices) go through all of them.
 METHODS = {
     "denoise": {"points": {}, "pictures": {}},
+    "emd": {"points": {**EMD, "teacher.kind": "analytic"}, "pictures": {**EMD, "teacher.kind": "fresh"}},
     "sfd": {"points": {**SFD, "teacher.kind": "analytic"}, "pictures": {**SFD, "teacher.kind": "fresh"}},
 }
 

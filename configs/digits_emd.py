@@ -1,0 +1,38 @@
+"""EMD of the digits' teacher: a one-step generator.
+
+    jaxdiff train --config=configs/digits.py --workdir=runs/digits
+    jaxdiff train --config=configs/digits_emd.py --config.teacher.path=runs/digits --workdir=runs/digits_emd
+    jaxdiff sample --workdir=runs/digits_emd
+
+Any CPU, in minutes; the quickstart trains it. `:diff_instruct` is the same with one Langevin step that leaves z alone
+(Diff-Instruct); `:tiny` takes a few steps of a small network, its teacher untrained.
+"""
+
+from ml_collections import ConfigDict
+
+from jaxdiff.configs import digits
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    if arg not in ("", "diff_instruct", "tiny"):
+        raise ValueError(f"digits_emd takes the argument 'diff_instruct', 'tiny' or none, got {arg!r}")
+    c = digits.get_config("tiny" if arg == "tiny" else "")
+    with c.unlocked():
+        c.method.name = "emd"
+        c.teacher.path = "runs/digits"
+        c.emd.steps = 4
+        c.emd.levels, c.emd.level_options = "lognormal", ConfigDict({"mean": -0.4, "std": 1.2})
+        c.optim.learning_rate, c.emd.score_rate = 1e-4, 3e-4
+        c.optim.options = ConfigDict({"b1": 0.0, "b2": 0.99})
+        c.optim.warmup_images = 0
+        c.sample.solver, c.sample.steps, c.sample.sigma_max = "euler", 1, 5.0
+        c.ema.options = ConfigDict({"images": 6400.0, "ramp": 0.1})
+        if arg == "tiny":
+            c.teacher.kind, c.teacher.path = "fresh", ""
+            c.emd.steps = 2
+            return c
+        if arg == "diff_instruct":
+            c.emd.steps, c.emd.scheme = 1, "eps"
+        c.train.steps, c.train.log_every, c.train.save_every = 1000, 50, 500
+        c.optim.decay_images = c.data.batch_size * c.train.steps
+    return c

@@ -1,0 +1,471 @@
+"""EMD against mathematics: moments of its chains in closed form, gradients of both divergences, an independent loop.
+
+In one dimension the teacher is N(m, s^2), the generator a z + b, and a level is (alpha, sigma) as the paper writes it:
+x_t = alpha x0 + sigma eps. Inside the library that is the level sigma / alpha.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from jaxdiff import denoisers
+from jaxdiff.methods.denoise import denoising_loss
+from jaxdiff.methods.emd import DIFF_INSTRUCT, e_step, m_step
+from jaxdiff.noise.levels import edm_weight
+
+REFERENCE = {"alpha": 0.8, "sigma": 0.6, "m": 1.0, "s": 0.5, "a": 1.2, "b": -0.3}
+OTHERS = [
+    {"alpha": 0.5, "sigma": 0.9, "m": -0.5, "s": 1.5, "a": 0.7, "b": 0.4},
+    {"alpha": 1.0, "sigma": 2.0, "m": 0.3, "s": 0.8, "a": -1.1, "b": 0.0},
+]
+
+
+# ------------------------------------------------------------------------------------------ oracles, in float64
+
+
+def moments(alpha, sigma, m, s, a, b, step_eps, step_z, steps, cancel_initial=True):
+    """Mean and covariance of (eps, z, N) after the chain, N the ledger of noise: a linear recursion."""
+    v_t, v_s, delta = alpha**2 * s**2 + sigma**2, alpha**2 * a**2 + sigma**2, alpha * (m - b)
+    u = np.array([sigma, alpha * a])
+    precision = np.eye(2) + (1 / v_t - 1 / v_s) * np.outer(u, u)
+    rates = np.diag([step_eps, step_z])
+    matrix = np.zeros((3, 3))
+    matrix[:2, :2] = np.eye(2) - rates @ precision
+    matrix[2, 2] = 1 - step_eps
+    drift = np.concatenate([rates @ precision @ (u * delta / v_s), [0.0]])
+    noise = np.zeros((3, 2))
+    noise[0, 0] = noise[2, 0] = np.sqrt(2 * step_eps)
+    noise[1, 1] = np.sqrt(2 * step_z)
+    mean, cov = np.zeros(3), np.eye(3)
+    cov[2, 2] = cov[0, 2] = cov[2, 0] = float(cancel_initial)
+    for _ in range(steps):
+        mean, cov = matrix @ mean + drift, matrix @ cov @ matrix.T + noise @ noise.T
+    return mean, cov
+
+
+def ascent(alpha, sigma, mean, cov, cancelled):
+    """(-d/da, -d/db) of the divergence as the M-step estimates it: (alpha/sigma) E[eps~ z], (alpha/sigma) E[eps~]."""
+    product = cov[0, 1] + mean[0] * mean[1]
+    if cancelled:
+        product -= cov[2, 1] + mean[2] * mean[1]
+    return alpha / sigma * product, alpha / sigma * (mean[0] - (mean[2] if cancelled else 0.0))
+
+
+def divergence(alpha, sigma, m, s, a, b, reverse=False):
+    """KL(teacher | student) of the noisy densities, or the other way round."""
+    (mu_p, v_p), (mu_q, v_q) = (
+        (alpha * m, alpha**2 * s**2 + sigma**2),
+        (alpha * b, alpha**2 * a**2 + sigma**2),
+    )
+    if reverse:
+        mu_p, v_p, mu_q, v_q = mu_q, v_q, mu_p, v_p
+    return 0.5 * (np.log(v_q / v_p) + (v_p + (mu_p - mu_q) ** 2) / v_q - 1)
+
+
+def slopes(point, reverse=False, h=1e-6):
+    """(d/da, d/db) of a divergence by central differences."""
+    out = []
+    for name in ("a", "b"):
+        up, down = ({**point, name: point[name] + sign * h} for sign in (1, -1))
+        out.append((divergence(**up, reverse=reverse) - divergence(**down, reverse=reverse)) / (2 * h))
+    return np.array(out)
+
+
+def run(point, examples, key=0, params=None, weight=None, **options):
+    """(chain, (d/da, d/db)) of the library's E- and M-step; the weight is that of the bare divergence."""
+    level = point["sigma"] / point["alpha"]
+    params = params or {"a": jnp.float32(point["a"]), "b": jnp.float32(point["b"])}
+    keys = jax.random.split(jax.random.key(key), 3)
+    z, eps = (jax.random.normal(k, (examples, 1)) for k in keys[:2])
+    sigma = jnp.full(examples, level)
+    generate = lambda p, z, cond=None: p["a"] * z + p["b"]  # noqa: E731
+
+    @jax.jit
+    def both():
+        chain = e_step(
+            denoisers.gaussian(point["m"], point["s"]),
+            denoisers.gaussian(params["b"], jnp.abs(params["a"])),
+            lambda z, cond: generate(params, z),
+            z,
+            eps,
+            sigma,
+            keys[2],
+            **options,
+        )
+        scheme = options.get("scheme", "eps,z")
+        _, gradient = m_step(generate, params, chain, sigma, scheme=scheme, weight=lambda sigma: sigma**-2)
+        return chain, gradient
+
+    chain, gradient = both()
+    return chain, np.array([gradient["a"], gradient["b"]]), level
+
+
+def test_the_oracles_agree_with_each_other():
+    point = REFERENCE
+    np.testing.assert_allclose(divergence(**point), 0.575862, atol=1e-6)
+    np.testing.assert_allclose(divergence(**point, reverse=True), 1.321290, atol=1e-6)
+    np.testing.assert_allclose(slopes(point), (-0.149626, -0.649189), atol=1e-6)
+    np.testing.assert_allclose(slopes(point, reverse=True), (0.877672, -1.6), atol=1e-6)
+    for point in (REFERENCE, *OTHERS):  # many small steps: the forward slopes; one step of eps: the reverse ones
+        end = moments(**point, step_eps=1e-3, step_z=1e-3, steps=30_000)
+        np.testing.assert_allclose(ascent(point["alpha"], point["sigma"], *end, False), -slopes(point), atol=2e-3)
+        end = moments(**point, step_eps=0.16, step_z=0.0, steps=1)
+        expected = -0.16 * slopes(point, reverse=True)
+        np.testing.assert_allclose(ascent(point["alpha"], point["sigma"], *end, True), expected, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("step_eps", "step_z", "steps", "mean", "var", "none", "complete", "kept"),
+    [
+        (0.16, 0.0, 1, (0.192, 0), (0.930439, 1, -0.105321), (-0.140428, 0.256), -0.140428, -0.140428),
+        (0.16, 0.0, 8, (0.740506, 0), (0.967046, 1, -0.406201), (-0.541601, 0.987341), -0.541601, -0.541601),
+        (0.16, 0.0, 16, (0.836058, 0), (1.009079, 1, -0.458616), (-0.611487, 1.114744), -0.611487, -0.611487),
+        (0.16, 0.04, 1, (0.192, 0.0768), (0.930439, 0.923182, -0.117055), (-0.136413, 0.256), -0.106923, -0.136413),
+        (0.16, 0.16, 16, (0.486732, 0.778771), (0.923359, 0.668659, -0.261231), (0.157096, 0.648976), 0.417898, 0.415648),
+        (0.01, 0.01, 4000, (0.486891, 0.779026), (0.838109, 0.577721, -0.267065), (0.149648, 0.649189), 0.403505, 0.403505),
+    ],
+)  # fmt: skip
+def test_the_recursion_gives_the_table_of_finite_chains(step_eps, step_z, steps, mean, var, none, complete, kept):
+    level = (REFERENCE["alpha"], REFERENCE["sigma"])
+    found, cov = moments(**REFERENCE, step_eps=step_eps, step_z=step_z, steps=steps)
+    np.testing.assert_allclose(found[:2], mean, atol=1e-6)
+    np.testing.assert_allclose((cov[0, 0], cov[1, 1], cov[0, 1]), var, atol=1e-6)
+    np.testing.assert_allclose(ascent(*level, found, cov, False), none, atol=1e-6)
+    np.testing.assert_allclose(ascent(*level, found, cov, True)[0], complete, atol=1e-6)
+    end = moments(**REFERENCE, step_eps=step_eps, step_z=step_z, steps=steps, cancel_initial=False)
+    np.testing.assert_allclose(ascent(*level, *end, True)[0], kept, atol=1e-6)
+
+
+@pytest.mark.parametrize("point", [REFERENCE, *OTHERS])
+@pytest.mark.parametrize(
+    ("step_eps", "step_z", "steps"), [(0.16, 0.0, 1), (0.16, 0.0, 8), (0.16, 0.04, 1), (0.16, 0.16, 16)]
+)
+def test_chains_have_the_moments_of_the_recursion(point, step_eps, step_z, steps):
+    """Means, variances and gradients within five standard errors, in all modes of cancellation."""
+    examples = 200_000 if steps == 1 and point is REFERENCE else 40_000
+    options = {"step_eps": step_eps, "step_z": step_z, "steps": steps}
+    if not step_z:
+        options["scheme"] = "eps"
+    for cancel, initial in (("none", True), ("last", True), ("complete", True), ("complete", False)):
+        mean, cov = moments(**point, step_eps=step_eps, step_z=step_z, steps=steps, cancel_initial=initial)
+        chain, gradient, level = run(point, examples, cancel=cancel, cancel_initial=initial, **options)
+        eps, z, clean = (
+            np.asarray(a, np.float64)[:, 0] for a in (chain.carried / level, chain.z, chain.residual / level)
+        )
+        for values, wanted in ((eps, mean[0]), (z, mean[1]), (eps * z, cov[0, 1] + mean[0] * mean[1])):
+            assert abs(values.mean() - wanted) < 5 * values.std() / examples**0.5
+        for values, index in ((eps, 0), (z, 1)):
+            assert abs(values.var() / cov[index, index] - 1) < 5 * (2 / examples) ** 0.5
+        wanted = ascent(point["alpha"], point["sigma"], mean, cov, cancel == "complete")
+        errors = np.array([(clean * z).std(), clean.std()]) / level / examples**0.5
+        assert (np.abs(-gradient - wanted) < 5 * errors + 1e-5).all(), (cancel, gradient, wanted)
+
+
+def test_many_dimensions_with_a_linear_generator():
+    """z of three dimensions, x of four: moments and gradients after six steps, and in the limit the forward slopes."""
+    rng = np.random.default_rng(0)
+    d, m, level, examples = 4, 3, 0.7, 40_000
+    matrix, shift, mean = rng.normal(size=(d, m)) * 0.6, rng.normal(size=d), rng.normal(size=d)
+    root = rng.normal(size=(d, d)) * 0.4
+    v_t, v_s = root @ root.T + level**2 * np.eye(d), matrix @ matrix.T + level**2 * np.eye(d)
+    delta, inverse = mean - shift, np.linalg.inv(v_s)
+    u = np.concatenate([level * np.eye(d), matrix], 1)
+    precision = np.eye(d + m) + u.T @ (np.linalg.inv(v_t) - inverse) @ u
+
+    def recursion(steps, step_eps, step_z):
+        rates = np.diag([step_eps] * d + [step_z] * m)
+        center, cov = np.zeros(d + m), np.eye(d + m)
+        move = np.eye(d + m) - rates @ precision
+        for _ in range(steps):
+            center = move @ center + rates @ u.T @ np.linalg.inv(v_t) @ delta
+            cov = move @ cov @ move.T + 2 * rates
+        return center, cov
+
+    def gradients(center, cov):
+        second = cov + np.outer(center, center)
+        return -second[:d, d:] / level, -center[:d] / level
+
+    limit = gradients(*recursion(40_000, 1e-3, 1e-3))
+    want_a = (inverse - inverse @ (v_t + np.outer(delta, delta)) @ inverse) @ matrix
+    np.testing.assert_allclose(limit[0], want_a, atol=2e-3)
+    np.testing.assert_allclose(limit[1], -inverse @ delta, atol=1e-6)
+
+    params = {"a": jnp.asarray(matrix, jnp.float32), "b": jnp.asarray(shift, jnp.float32)}
+    generate = lambda p, z, cond=None: z @ p["a"].T + p["b"]  # noqa: E731
+    keys = jax.random.split(jax.random.key(0), 3)
+    z, eps = jax.random.normal(keys[0], (examples, m)), jax.random.normal(keys[1], (examples, d))
+    sigma = jnp.full(examples, level)
+    pair = (gaussian_with(mean, v_t, level), gaussian_with(shift, v_s, level))
+    options = {"steps": 6, "step_eps": 0.1, "step_z": 0.06, "cancel": "none"}
+
+    @jax.jit
+    def both():
+        chain = e_step(*pair, lambda z, c: generate(params, z), z, eps, sigma, keys[2], **options)
+        return chain, m_step(generate, params, chain, sigma, weight=lambda s: s**-2)[1]
+
+    chain, gradient = both()
+    center, cov = recursion(6, 0.1, 0.06)
+    found = np.concatenate([chain.carried / level, chain.z], 1)
+    np.testing.assert_allclose(found.mean(0), center, atol=5 * (cov.diagonal().max() / examples) ** 0.5)
+    np.testing.assert_allclose(np.cov(found.T), cov, atol=0.04)
+    want = gradients(center, cov)  # m_step takes means over the d pixels too
+    np.testing.assert_allclose(d * np.asarray(gradient["a"]), want[0], atol=0.04)
+    np.testing.assert_allclose(d * np.asarray(gradient["b"]), want[1], atol=0.04)
+
+
+def gaussian_with(center, cov, level):
+    """The denoiser of a Gaussian whose noisy covariance is `cov`, at one level."""
+    gain = jnp.asarray(level**2 * np.linalg.inv(cov), jnp.float32)
+    return lambda x, sigma, cond=None: x - (x - jnp.asarray(center, jnp.float32)) @ gain.T
+
+
+def test_drifts_are_the_gradient_of_the_log_density():
+    """J_z^T and the score gap against finite differences of log p - log q - |eps|^2/2 - |z|^2/2, g a tanh network."""
+    rng = np.random.default_rng(1)
+    d, level, h = 3, 0.8, 1e-4
+    w1, w2 = rng.normal(size=(d, 5)), rng.normal(size=(5, d))
+    covs = [r @ r.T + np.eye(d) * 0.3 for r in rng.normal(size=(2, d, d)) * 0.7]
+    means = rng.normal(size=(2, d))
+    z, eps = rng.normal(size=(2, d))
+
+    def log_rho(eps, z):
+        x = np.tanh(z @ w1) @ w2 + level * eps
+        logs = [-0.5 * (x - m) @ np.linalg.solve(c, x - m) for m, c in zip(means, covs, strict=True)]
+        return logs[0] - logs[1] - 0.5 * eps @ eps - 0.5 * z @ z
+
+    numeric = np.array(
+        [
+            (log_rho(eps + h * e, z + h * k) - log_rho(eps - h * e, z - h * k)) / (2 * h)
+            for e, k in [(v, 0 * v) for v in np.eye(d)] + [(0 * v, v) for v in np.eye(d)]
+        ]
+    )
+
+    teacher, student = (gaussian_with(*pair, level) for pair in zip(means, covs, strict=True))
+    generate = lambda z, cond: jnp.tanh(z @ jnp.asarray(w1, jnp.float32)) @ jnp.asarray(w2, jnp.float32)  # noqa: E731
+    start = (jnp.asarray(z, jnp.float32)[None], jnp.asarray(eps, jnp.float32)[None], jnp.array([level]))
+    for scheme in ("eps,z", "x,z"):
+        options = {"steps": 1, "step_eps": 0.1, "step_z": 0.1, "scheme": scheme, "cancel": "last"}
+        moved = e_step(teacher, student, generate, *start, jax.random.key(0), **options)
+        still = e_step(teacher, student, generate, *start, jax.random.key(0), **{**options, "step_z": 0.0})
+        if scheme == "eps,z":
+            drift_eps = (moved.residual / level - start[1]) / 0.1
+            calm = e_step(student, student, generate, *start, jax.random.key(0), **options)  # only -z and noise
+            drift_z = (moved.z - calm.z) / 0.1 - start[0]
+            np.testing.assert_allclose(np.concatenate([drift_eps[0], drift_z[0]]), numeric, rtol=2e-4, atol=2e-4)
+        np.testing.assert_array_equal(moved.carried, still.carried)  # both from the same (eps, z)
+
+
+def reference_chain(point, z, eps, normals, scheme, step_eps, step_z, alpha, sigma):
+    """The chain as the paper writes it, with alpha and sigma, in float64, and its ledger of noise."""
+    a, b, m, s = (point[name] for name in "abms")
+    v_t, v_s = alpha**2 * s**2 + sigma**2, alpha**2 * a**2 + sigma**2
+    gap = lambda x: -(x - alpha * m) / v_t + (x - alpha * b) / v_s  # noqa: E731
+    step_x = step_eps * sigma**2
+    x, ledger, drifts = alpha * (a * z + b) + sigma * eps, eps, 0.0 * eps
+    for n, k in normals:
+        g = a * z + b
+        if scheme.startswith("eps"):
+            x = alpha * g + sigma * eps
+            pull = alpha * a * gap(x)
+            drifts = (1 - step_eps) * drifts + step_eps * sigma * gap(x)
+            eps = (1 - step_eps) * eps + step_eps * sigma * gap(x) + np.sqrt(2 * step_eps) * n
+            ledger = (1 - step_eps) * ledger + np.sqrt(2 * step_eps) * n
+        else:
+            pull = alpha / sigma**2 * a * (x - alpha * g)
+            x = x + step_x * (gap(x) - (x - alpha * g) / sigma**2) + np.sqrt(2 * step_x) * n
+            ledger = (1 - step_x / sigma**2) * ledger + np.sqrt(2 * step_x) * n / sigma
+        if scheme.endswith("z"):
+            z = z + step_z * (pull - z) + np.sqrt(2 * step_z) * k
+    g = a * z + b
+    if scheme.startswith("x"):
+        eps = (x - alpha * g) / sigma
+    return eps, z, ledger, drifts
+
+
+@pytest.mark.parametrize("scheme", ["eps,z", "x,z", "eps", "x"])
+@pytest.mark.parametrize(("alpha", "sigma"), [(0.8, 0.6), (1.0, 0.75), (0.5, 0.375)])
+def test_paths_in_any_coordinate_and_their_ledger(scheme, alpha, sigma):
+    """Step by step the paper's chain, whatever alpha: only sigma / alpha counts. The noise taken out is its ledger."""
+    examples, steps = 50, 6
+    key = jax.random.key(3)
+    z, eps = (np.asarray(jax.random.normal(k, (examples, 1)), np.float64) for k in jax.random.split(jax.random.key(1)))
+    keys = jax.random.split(key, examples)
+    normal = jax.vmap(lambda key, i: jax.random.normal(jax.random.fold_in(key, i), (1,)), (0, None))
+    normals = [[np.asarray(normal(keys, 2 * i + j), np.float64) for j in (0, 1)] for i in range(steps)]
+    options = {"scheme": scheme, "step_eps": 0.16, "step_z": 0.07}
+    want = reference_chain(REFERENCE, z, eps, normals, alpha=alpha, sigma=sigma, **options)
+    a, b = REFERENCE["a"], REFERENCE["b"]
+    arguments = (
+        denoisers.gaussian(REFERENCE["m"], REFERENCE["s"]),
+        denoisers.gaussian(b, a),
+        lambda z, cond: a * z + b,
+        jnp.asarray(z, jnp.float32),
+        jnp.asarray(eps, jnp.float32),
+        jnp.full(examples, sigma / alpha),
+        key,
+    )
+    for unroll in (1, steps):
+        chain = e_step(*arguments, steps=steps, unroll=unroll, **options)
+        apart, clean = chain.carried, chain.residual
+        if scheme.startswith("x"):
+            apart, clean = (v - (a * chain.z + b) for v in (apart, clean))
+        level = sigma / alpha
+        np.testing.assert_allclose(apart / level, want[0], atol=2e-5)
+        np.testing.assert_allclose(chain.z, want[1], atol=2e-5)
+        np.testing.assert_allclose((apart - clean) / level, want[2], atol=2e-5)
+        if scheme.startswith("eps"):
+            np.testing.assert_allclose(clean / level, want[3], atol=2e-5)
+
+
+def test_x_and_eps_are_one_scheme_when_z_rests():
+    for steps in (1, 7):
+        one, other = (run(REFERENCE, 100, scheme=scheme, steps=steps, cancel="none") for scheme in ("eps", "x"))
+        np.testing.assert_allclose(one[1], other[1], rtol=1e-4)
+
+
+def test_the_joint_chain_in_x_reaches_the_teacher():
+    """gamma 0.02 in the paper's coordinate, 400 steps: x has the teacher's moments, the gradient is the forward one."""
+    options = {"scheme": "x,z", "steps": 400, "step_x": 0.02 / 0.8**2, "step_z": 0.02, "cancel": "none"}
+    chain, gradient, _ = run(REFERENCE, 20_000, **options)
+    x = 0.8 * np.asarray(chain.carried)
+    assert abs(x.mean() - 0.8) < 0.03 and abs(x.var() - 0.53) < 0.03
+    np.testing.assert_allclose(-gradient, (0.14, 0.65), atol=0.05)
+
+
+def test_the_other_convention_is_half_the_step():
+    whole = run(REFERENCE, 1000, steps=3, step_eps=0.1, step_z=0.02)
+    half = run(REFERENCE, 1000, steps=3, step_eps=0.2, step_z=0.04, half=True)
+    np.testing.assert_allclose(whole[1], half[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", ["eps,z", "x,z", "eps", "x"])
+def test_equal_densities_leave_nothing_to_learn(scheme):
+    """With complete cancellation the gradient is zero to the bit, except where x lags behind a moving g(z)."""
+    same = {**REFERENCE, "m": REFERENCE["b"], "s": REFERENCE["a"]}
+    for steps in (1, 5):
+        options = {"steps": steps, "scheme": scheme, "step_z": 0.01}
+        _, gradient, _ = run(same, 500, **options)
+        _, noisy, _ = run(same, 500, cancel="none", **options)
+        if scheme != "x,z":
+            np.testing.assert_array_equal(gradient, 0.0)
+        assert np.abs(noisy).max() > 1e-3
+
+
+def test_one_step_without_z_is_diff_instruct():
+    """Against the gradient of variational score distillation written by itself, for a network with biases."""
+    model = nn.Sequential([nn.Dense(16), nn.tanh, nn.Dense(2)])
+    keys = jax.random.split(jax.random.key(0), 4)
+    z, eps = (jax.random.normal(k, (64, 2)) for k in keys[:2])
+    params = model.init(keys[2], z)["params"]
+    sigma = jnp.linspace(0.1, 3.0, 64)
+    teacher, student = denoisers.gaussian(0.4, 0.5), denoisers.gaussian(-0.2, 1.1)
+    generate = lambda p, z, cond=None: model.apply({"params": p}, z)  # noqa: E731
+    chain = e_step(
+        teacher,
+        student,
+        lambda z, c: generate(params, z),
+        z,
+        eps,
+        sigma,
+        keys[3],
+        **{**DIFF_INSTRUCT, "step_eps": 0.16},
+    )
+    _, gradient = m_step(generate, params, chain, sigma, scheme="eps")
+
+    def surrogate(p):
+        x0 = generate(p, z)
+        x = jax.lax.stop_gradient(x0 + sigma[:, None] * eps)
+        direction = teacher(x, sigma) - student(x, sigma)
+        return -(x0 * jax.lax.stop_gradient(direction)).mean()
+
+    chex.assert_trees_all_close(
+        gradient, jax.tree.map(lambda g: 0.16 * g, jax.grad(surrogate)(params)), rtol=1e-5, atol=1e-8
+    )
+
+
+def test_every_parametrisation_makes_the_same_chain():
+    """One exact denoiser spoken as eps, v and x0 networks on a VP table."""
+    abar = denoisers.linear_abar()
+    table = denoisers.sigma_table(abar)
+
+    def as_network(denoise, prediction):
+        def net(x, timestep, cond):
+            sigma = jnp.asarray(table, jnp.float32)[jnp.round(timestep).astype(int)][:, None]
+            x = x * jnp.sqrt(1 + sigma**2)
+            x0 = denoise(x, sigma[:, 0])
+            noise = (x - x0) / sigma
+            alpha, s = 1 / jnp.sqrt(1 + sigma**2), sigma / jnp.sqrt(1 + sigma**2)
+            return {"x0": x0, "eps": noise, "v": alpha * noise - s * x0}[prediction]
+
+        return net
+
+    sigma = jnp.asarray(table[[100, 300, 500, 700]], jnp.float32)
+    z, eps = (jax.random.normal(k, (4, 2)) for k in jax.random.split(jax.random.key(0)))
+    ends = []
+    for prediction in ("x0", "eps", "v"):
+        pair = [
+            denoisers.ddpm(as_network(d, prediction), abar, prediction)
+            for d in (denoisers.gaussian(0.3, 0.4), denoisers.gaussian(-0.1, 0.9))
+        ]
+        options = {"steps": 4, "step_z": 0.01}
+        ends.append(e_step(*pair, lambda z, c: 0.9 * z, z, eps, sigma, jax.random.key(1), **options))
+    for end in ends[1:]:
+        np.testing.assert_allclose(end.residual, ends[0].residual, rtol=2e-3, atol=2e-4)
+        np.testing.assert_allclose(end.z, ends[0].z, atol=2e-4)
+
+
+def test_the_score_is_fitted_to_the_generator():
+    """The loss of D_S is least at the exact denoiser of g(z) + sigma eps, p + q x in the linear case."""
+    point, level, examples = REFERENCE, 0.75, 400_000
+    keys = jax.random.split(jax.random.key(0), 2)
+    z, eps = (jax.random.normal(k, (examples, 1)) for k in keys)
+    made = {"x0": point["a"] * z + point["b"], "sigma": jnp.full(examples, level), "eps": eps}
+    q = point["a"] ** 2 / (point["a"] ** 2 + level**2)
+    best = {"p": jnp.float32(point["b"] * (1 - q)), "q": jnp.float32(q)}
+
+    def loss(params):
+        return denoising_loss(lambda x, sigma, cond=None: params["p"] + params["q"] * x, made, edm_weight())[0]
+
+    slope, off = jax.grad(loss)(best), jax.grad(loss)({**best, "q": best["q"] + 0.1})
+    assert max(abs(float(v)) for v in slope.values()) < 0.05 < 10 * 0.05 < abs(float(off["q"]))
+
+
+# ------------------------------------------------------------------------------------------ which divergence
+
+
+def settle(level, step_z, steps, cancel, iterations=400, examples=512):
+    """The mean |a| of the last half of SGD on a z + b, two-mode teacher, exact scores."""
+    teacher = denoisers.gaussian_mixture([[-2.0], [2.0]], 0.5)
+    generate = lambda p, z, cond=None: p["a"] * z + p["b"]  # noqa: E731
+    sigma = jnp.full(examples, level)
+    options = {"steps": steps, "step_eps": 0.05, "step_z": step_z, "cancel": cancel}
+    options["scheme"] = "eps,z" if step_z else "eps"
+    scale = 2.0 / steps if cancel == "complete" and steps == 1 else 0.3
+
+    def move(params, key):
+        keys = jax.random.split(key, 3)
+        z, eps = (jax.random.normal(k, (examples, 1)) for k in keys[:2])
+        student = denoisers.gaussian(params["b"], params["a"])
+        chain = e_step(teacher, student, lambda z, c: generate(params, z), z, eps, sigma, keys[2], **options)
+        _, gradient = m_step(generate, params, chain, sigma, scheme=options["scheme"])
+        params = jax.tree.map(lambda p, g: p - scale * g, params, gradient)
+        return params, params["a"]
+
+    start = {"a": jnp.float32(1.0), "b": jnp.float32(0.5)}
+    run = jax.jit(lambda keys: jax.lax.scan(move, start, keys)[1])
+    path = np.asarray(run(jax.random.split(jax.random.key(0), iterations)))
+    return np.abs(path[iterations // 2 :]).mean()
+
+
+@pytest.mark.parametrize(
+    ("log_snr", "reverse", "forward_none", "gentle"), [(1.0, 1.804, 2.056, 2.182), (0.0, 1.880, 2.044, 2.050)]
+)
+def test_a_generator_that_cannot_fit_settles_where_its_divergence_says(log_snr, reverse, forward_none, gentle):
+    """Diff-Instruct at the reverse optimum; EMD at the forward one, which matches moments: a^2 = 4.25."""
+    level = float(np.exp(-log_snr / 2))
+    assert abs(settle(level, 0.0, 1, "complete") - reverse) < 0.03
+    assert abs(settle(level, 0.05, 32, "none") - forward_none) < 0.04
+    assert abs(settle(level, 0.005, 32, "complete") - gentle) < 0.05

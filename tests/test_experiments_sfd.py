@@ -27,7 +27,12 @@ def run(monkeypatch, capsys, tmp_path):
         return found, capsys.readouterr().out
 
     yield study
-    sys.modules.pop("common", None)
+    forget()
+
+
+def forget():
+    for name in ("lab", "variants"):
+        sys.modules.pop(name, None)
 
 
 def numbers(tree):
@@ -43,7 +48,7 @@ def test_needs_a_teacher(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["ablations", f"--teacher={tmp_path / 'none'}"])
     with pytest.raises(SystemExit):
         runpy.run_path(str(FOLDER / "ablations.py"), run_name="__main__")
-    sys.modules.pop("common", None)
+    forget()
     assert f"jaxdiff train --config=configs/digits.py --workdir={tmp_path / 'none'}" in capsys.readouterr().err
 
 

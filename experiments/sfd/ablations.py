@@ -1,6 +1,6 @@
 """SFD at 2 evaluations on the digits, one choice of the paper changed at a time.
 
-    python experiments/sfd/ablations.py --teacher=runs/digits --out=runs/experiments_sfd [--axis=solver]
+    python experiments/sfd/ablations.py --teacher=runs/digits --out=runs/experiments [--axis=solver]
     python experiments/sfd/ablations.py --axis=loss --lpips=lpips_alex.npz
 
 Axes: the teacher's solver, t_min, AFS at equal evaluations, the loss, K (the teacher's steps per student step), rho.
@@ -13,7 +13,8 @@ import json
 from statistics import mean
 from typing import Any
 
-from common import SINGLE, Lab, cell, parse, parser, plt, save, show, spread
+from lab import Lab, cell, parse, parser, plt, save, show, spread
+from variants import SINGLE
 
 SOLVERS = ("euler", "heun", "dpm2", "ipndm", "dpmpp2m", "dpmpp3m")
 LOSSES = ("l1", "l2", "pseudo_huber")

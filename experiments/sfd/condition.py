@@ -1,6 +1,6 @@
 """SFD-v on the digits: what the student is told of its walk, and how many walks one student serves.
 
-    python experiments/sfd/condition.py --teacher=runs/digits --out=runs/experiments_sfd
+    python experiments/sfd/condition.py --teacher=runs/digits --out=runs/experiments
 
 Conditions: the number of timestamps (the paper's), the next timestamp, none; the first also with the authors' random
 initial weights instead of zeros, with which the student does not start as the teacher. Lists: one student for 2
@@ -13,7 +13,8 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from common import PAPER, Lab, cell, parse, parser, plt, save, show, spread
+from lab import Lab, cell, parse, parser, plt, save, show, spread
+from variants import PAPER
 
 NFE = (2, 3, 4, 5)
 EMBED, COND = "model.fields.step_embed", "sfd.condition"

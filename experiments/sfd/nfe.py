@@ -1,6 +1,6 @@
 """SFD-v on the digits at 1 to 5 evaluations, against training-free solvers at the same number and the teacher at 35.
 
-    python experiments/sfd/nfe.py --teacher=runs/digits_long --out=runs/experiments_sfd
+    python experiments/sfd/nfe.py --teacher=runs/digits_long --out=runs/experiments
 
 One SFD-v student serves 2 to 5 evaluations (configs/digits_sfd.py); 1 is its second stage. Each seed distils anew and
 draws new noise; solvers and the teacher see the same noise. A solver enters with its best variant at each number of
@@ -16,7 +16,8 @@ from statistics import mean
 from typing import Any
 
 import jax
-from common import SECOND, Lab, cell, parse, parser, plt, save, show, spread
+from lab import Lab, cell, parse, parser, plt, save, show, spread
+from variants import SECOND
 
 from jaxdiff import solvers
 

@@ -1,6 +1,6 @@
 """One evaluation on the digits: distilled from the teacher directly, or from its SFD-v student (two stages).
 
-    python experiments/sfd/second_stage.py --teacher=runs/digits --out=runs/experiments_sfd [--lpips=lpips_alex.npz]
+    python experiments/sfd/second_stage.py --teacher=runs/digits --out=runs/experiments [--lpips=lpips_alex.npz]
 
 Direct students come twice: with the iterations of the second stage, and with those of both stages. LPIPS weights add
 the rows with L1 + LPIPS, images enlarged to 32 x 32 for it.
@@ -12,7 +12,8 @@ from statistics import mean
 from typing import Any
 
 import jax
-from common import SECOND, SINGLE, Lab, cell, parse, parser, plt, save, show, spread
+from lab import Lab, cell, parse, parser, plt, save, show, spread
+from variants import SECOND, SINGLE
 
 
 def main() -> None:

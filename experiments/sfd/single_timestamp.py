@@ -1,6 +1,6 @@
 """Students tuned at one timestamp only: what happens to the gap at the others?
 
-    python experiments/sfd/single_timestamp.py --teacher=runs/digits --out=runs/experiments_sfd
+    python experiments/sfd/single_timestamp.py --teacher=runs/digits --out=runs/experiments
 
 The teacher's trajectory passes n = 5 timestamps, so there are four students. Student k learns the Euler step from
 the teacher's state at t_k to its state at t_{k+1}, nothing else. The gap at t_j is the L2 distance between the
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from common import Lab, parse, parser, plt, save, show
+from lab import Lab, parse, parser, plt, save, show
 
 from jaxdiff import solvers
 

@@ -294,12 +294,12 @@ def emd(
     defaults = {"steps": 16, "scheme": "eps,z", "step_eps": 0.16, "step_z": 1.6e-5, "step_x": 0.0, "cancel": "complete"}
     check_chain(**{name: chain.get(name, value) for name, value in defaults.items()})
     scheme, own = chain.get("scheme", "eps,z"), teacher is None
-    looped = in_loops(model)
+    looped = in_loops(model)  # for the chain, and for D_S when it is updated in a loop
     if unroll is None:
         unroll = chain.get("steps", 16) if jax.default_backend() == "cpu" and looped is model else 1
 
-    def generate(params: Any, z: Array, cond: Cond = None) -> Array:
-        return denoisers.one_step(wrapper(network(looped, params)), sigma_star, scale)(z, cond)
+    def generate(params: Any, z: Array, cond: Cond = None, model: nn.Module = model) -> Array:
+        return denoisers.one_step(wrapper(network(model, params)), sigma_star, scale)(z, cond)
 
     def densities(frozen: Any, score: Any) -> tuple[Denoiser, Denoiser]:
         """The denoisers of the teacher's density and of the generator's."""
@@ -334,7 +334,8 @@ def emd(
 
             def loss(score: Any) -> Array:
                 key = jax.random.fold_in(drop, part) if dropout else None
-                return denoising_loss(wrapper(network(looped, score, key)), clean, score_weight)[0]
+                net = model if score_updates == 1 else looped
+                return denoising_loss(wrapper(network(net, score, key)), clean, score_weight)[0]
 
             return jax.value_and_grad(loss)(score), None
 
@@ -348,7 +349,7 @@ def emd(
 
         def gradient(params: Any, examples: Any, part: Any) -> tuple[Any, None]:
             cond, sigma = examples.get("cond"), examples["sigma"]
-            make = lambda z, cond: generate(params, z, cond)  # noqa: E731
+            make = lambda z, cond: generate(params, z, cond, looped)  # noqa: E731
             inputs = (examples["z"], examples["eps"], sigma, examples["key"], cond)
             end = e_step(*densities(state.frozen, state.score), make, *inputs, unroll=unroll, **chain)
             loss, gradients = m_step(generate, params, end, sigma, cond, scheme=scheme, weight=weight)
@@ -387,7 +388,7 @@ def emd(
         return generate(state.ema, noise, cond)
 
     def after(state: State, noise: Array, cond: Cond, key: Array, **how: Any) -> tuple[Array, Array]:
-        make = lambda z, cond: generate(state.ema, z, cond)  # noqa: E731
+        make = lambda z, cond: generate(state.ema, z, cond, looped)  # noqa: E731
         return correct(*densities(state.frozen, state.score), make, noise, key, cond, **{**chain, **how})
 
     def export(state: State) -> State:

@@ -10,15 +10,30 @@ from jax import Array
 
 from jaxdiff.denoisers import Cond, Network
 from jaxdiff.errors import pick
-from jaxdiff.models import dit, mmdit, unet
+from jaxdiff.models import dit, latent_unet, mmdit, unet
 from jaxdiff.models.dit import DiT
+from jaxdiff.models.latent_unet import LatentUNet
 from jaxdiff.models.mlp import MLP
 from jaxdiff.models.mmdit import MMDiT
 from jaxdiff.models.unet import UNet
 
-MODELS: dict[str, type[nn.Module]] = {"unet": UNet, "dit": DiT, "mmdit": MMDiT, "mlp": MLP}
+MODELS: dict[str, type[nn.Module]] = {"unet": UNet, "dit": DiT, "mmdit": MMDiT, "mlp": MLP, "latent_unet": LatentUNet}
 
-__all__ = ["MLP", "MODELS", "DiT", "MMDiT", "UNet", "build", "check_fields", "dit", "mmdit", "network", "unet"]
+__all__ = [
+    "MLP",
+    "MODELS",
+    "DiT",
+    "LatentUNet",
+    "MMDiT",
+    "UNet",
+    "build",
+    "check_fields",
+    "dit",
+    "latent_unet",
+    "mmdit",
+    "network",
+    "unet",
+]
 
 
 def build(name: str, **fields: Any) -> nn.Module:

@@ -14,7 +14,7 @@ from jaxdiff.denoisers import Denoiser
 from jaxdiff.errors import pick
 from jaxdiff.models import check_fields, network
 from jaxdiff.models.layers import stack_blocks, unstack_blocks
-from jaxdiff.weights import dit, edm, efficientnet, files, inception, lpips, names, sd3
+from jaxdiff.weights import dit, edm, efficientnet, files, inception, lpips, names, sd3, sd_unet
 from jaxdiff.weights.files import Source
 from jaxdiff.weights.names import Kind, WeightsError
 
@@ -22,6 +22,8 @@ KINDS: dict[str, Kind] = {
     "edm": edm.KIND,
     "dit": dit.KIND,
     "sd3": sd3.KIND,
+    "sd_unet": sd_unet.SD,
+    "sdxl_unet": sd_unet.SDXL,
     "inception": inception.KIND,
     "efficientnet_lite0": efficientnet.KIND,
     "lpips": lpips.KIND,

@@ -1,4 +1,4 @@
-"""What the SFD studies share: the teacher, distillations of it, samples, their distance to the data, tables and files.
+"""What the studies share: the teacher, distillations of it, samples, their distance to the data, tables and files.
 
 Distances are Fréchet distances in the features of the embedded digit classifier; they are not FIDs.
 """
@@ -23,22 +23,18 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from jaxdiff import evaluation, solvers, training, weights
-from jaxdiff.configs import digits, digits_sfd
+from jaxdiff.configs import digits, digits_emd, digits_sfd
 from jaxdiff.models import network
 from jaxdiff.training import export
 from jaxdiff.training.build import build_wrapper
 from jaxdiff.training.evaluate import reference_features
-
-PAPER = {"sfd.solver": "dpmpp3m", "sfd.substeps": 4}  # the authors' teacher; configs/digits_sfd.py has a cheaper one
-SINGLE = {**PAPER, "model.fields.step_embed": ""}  # SFD, one number of evaluations: no step condition
-SECOND = {"sfd.solver": "euler", "sfd.teacher_afs": True, "sfd.teacher_step": 7, "sfd.substeps": 3}  # from 5 to 1
 
 
 def parser(doc: str | None, iterations: int, seeds: int) -> argparse.ArgumentParser:
     """The flags of every study."""
     p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--teacher", default="runs/digits", help="workdir of a teacher trained with configs/digits.py")
-    p.add_argument("--out", default="runs/experiments_sfd", help="folder for the JSON and PNG files")
+    p.add_argument("--out", default="runs/experiments", help="folder for the JSON and PNG files")
     p.add_argument("--iterations", type=int, default=iterations, help="of each distillation")
     p.add_argument("--seeds", type=int, default=seeds, help="each is a seed of distillation and of sampling")
     p.add_argument("--samples", type=int, default=2000, help="images behind each distance")
@@ -61,10 +57,10 @@ def parse(p: argparse.ArgumentParser) -> argparse.Namespace:
 class Lab:
     """The teacher, loaded once, with the features of the data."""
 
-    def __init__(self, args: argparse.Namespace):
+    def __init__(self, args: argparse.Namespace, method: str = "sfd"):
         self.args = args
         self.seeds = range(args.seeds)
-        self.base = digits_sfd.get_config("tiny" if args.tiny else "")
+        self.base = {"sfd": digits_sfd, "emd": digits_emd}[method].get_config("tiny" if args.tiny else "")
         if not jax.config.jax_compilation_cache_dir:
             jax.config.update("jax_compilation_cache_dir", str(Path(self.base.compile_cache).expanduser()))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -77,7 +73,7 @@ class Lab:
         self.lpips = jax.device_get(weights.load(lpips, "lpips")[1]) if lpips else None
         self.net = evaluation.feature_net("digits")
         self.real = reference_features(job, self.net).features
-        plain = job.model.clone(step_embed="")
+        plain = job.model.clone(step_embed="")  # the teacher has no such condition
         self.network = lambda params: build_wrapper(self.base)(network(plain, params))
         self.compiled = jax.jit(lambda params, x, sigma, cond: self.network(params)(x, sigma, cond))
 
@@ -101,14 +97,24 @@ class Lab:
             x, past = method.step(first, denoise, cond, x, past, row, None)
         return np.asarray(denoise(x, jnp.float32(sigmas[-1]), cond) if to_zero else x)
 
-    def measure(self, images: Any) -> dict[str, float]:
-        """Fréchet distance, precision, recall, density and coverage, images rounded to 8 bits."""
+    def measure(self, images: Any, labels: Any = None) -> dict[str, float]:
+        """Fréchet distance, precision, recall, density, coverage, images rounded to 8 bits; with labels, accuracy."""
         pixels = evaluation.to_uint8(np.asarray(images))
-        found = evaluation.extract(self.net, [pixels], batch_size=min(500, len(pixels)), keep=True).features
-        return {"frechet": evaluation.frechet_distance(found, self.real), **evaluation.prdc(self.real, found)}
+        found = evaluation.extract(self.net, [pixels], batch_size=min(500, len(pixels)), keep=True)
+        scores = {"frechet": evaluation.frechet_distance(found.features, self.real)}
+        if labels is not None:
+            scores["accuracy"] = float((found.probabilities.argmax(1) == np.asarray(labels)).mean())
+        return {**scores, **evaluation.prdc(self.real, found.features)}
 
     def recipe(self, nfe: Sequence[int], changes: dict[str, Any], iterations: int | None = None) -> Recipe:
-        return Recipe(self, tuple(nfe), changes, self.args.iterations if iterations is None else iterations)
+        """A distillation of SFD for those evaluations."""
+        changes = {**changes, "sfd.nfe": tuple(nfe)}
+        afs = changes.get("sample.afs", self.base.sample.afs)
+        return self.run({**changes, "sample.steps": max(nfe) + 1 + int(afs)}, iterations)
+
+    def run(self, changes: dict[str, Any], iterations: int | None = None) -> Recipe:
+        """A distillation by the base config with those changes."""
+        return Recipe(self, changes, self.args.iterations if iterations is None else iterations)
 
     def teacher_seconds(self, timed: int = 50) -> float:
         """Seconds of the teacher's whole training, from `timed` of its steps; compilation and data left out."""
@@ -124,37 +130,37 @@ class Lab:
 class Recipe:
     """A distillation: a config and its compiled programs, kept over seeds."""
 
-    def __init__(self, lab: Lab, nfe: tuple[int, ...], changes: dict[str, Any], iterations: int):
-        self.lab, self.nfe, self.iterations = lab, nfe, iterations
+    def __init__(self, lab: Lab, changes: dict[str, Any], iterations: int):
+        self.lab, self.iterations = lab, iterations
         config = lab.base.copy_and_resolve_references()
         if "lpips" in changes.get("sfd.loss", ""):
             changes = {**changes, "sfd.lpips.weights": "given", "sfd.lpips.resize": 32}
         with config.unlocked():
-            config.sfd.nfe = nfe
             config.update_from_flattened_dict(changes)
-            config.sample.steps = max(nfe) + 1 + int(config.sample.afs)
             config.optim.decay_images = iterations * config.data.batch_size
         self.config, self.method = config, training.build(config).method
         example = lab.dataset.take(0, 1)
         self.batch = {k: jnp.zeros((config.data.batch_size, *v.shape[1:]), v.dtype) for k, v in example.items()}
         self.start, self.step = _init(self.method.init), None
-        self.samplers: dict[int, Any] = {}
+        self.samplers: dict[int | None, Any] = {}
 
-    def train(self, seed: int, teacher: Any = None) -> tuple[Any, float]:
-        """The student and the seconds of its fine-tuning, compilation left out."""
+    def train(self, seed: int, teacher: Any = None, watch: Any = None) -> tuple[Any, float]:
+        """The student and the seconds of its fine-tuning, compilation left out; `watch(iteration, state, metrics)`."""
         frozen = {"teacher": self.lab.teacher if teacher is None else teacher}
-        if "lpips" in self.config.sfd.loss:
+        if self.config.method.name == "sfd" and "lpips" in self.config.sfd.loss:
             frozen["lpips"] = self.lab.lpips
         state = self.start(jax.random.key(seed), self.batch, frozen)
         if self.step is None:
             run = jax.jit(self.method.step, donate_argnums=0)
             self.step = run.lower(state, self.batch, jax.random.key(0)).compile()
-        state, seconds = _repeat(self.step, state, self.batch, self.iterations, seed)
+        state, seconds = _repeat(self.step, state, self.batch, self.iterations, seed, watch)
         return self.method.export(state), seconds
 
-    def sample(self, state: Any, nfe: int, seed: int) -> np.ndarray:
+    def sample(self, state: Any, nfe: int | None, seed: int) -> np.ndarray:
+        """Images of a sampling seed; `nfe` for students of several numbers of evaluations."""
         if nfe not in self.samplers:
-            self.samplers[nfe] = jax.jit(lambda state, unit, cond: self.method.sample(state, unit, cond, nfe=nfe))
+            how = {} if nfe is None else {"nfe": nfe}
+            self.samplers[nfe] = jax.jit(lambda state, unit, cond: self.method.sample(state, unit, cond, **how))
         return np.asarray(self.samplers[nfe](state, *self.lab.noise(seed, self.lab.args.samples)))
 
     def frechets(self) -> dict[int, list[float]]:
@@ -162,7 +168,7 @@ class Recipe:
         students = {seed: self.train(seed)[0] for seed in self.lab.seeds}
         return {
             nfe: [self.lab.measure(self.sample(student, nfe, seed))["frechet"] for seed, student in students.items()]
-            for nfe in self.nfe
+            for nfe in self.config.sfd.nfe
         }
 
 
@@ -172,14 +178,19 @@ def _init(init: Any) -> Any:
     return jax.jit(init, compiler_options=options)
 
 
-def _repeat(step: Any, state: Any, batch: Any, count: int, seed: int = 0) -> tuple[Any, float]:
-    """`count` steps and the seconds they took."""
+def _repeat(step: Any, state: Any, batch: Any, count: int, seed: int = 0, watch: Any = None) -> tuple[Any, float]:
+    """`count` steps and the seconds they took, without those of `watch`."""
     keys = list(jax.random.split(jax.random.key(seed), count))
-    begun = time.monotonic()
-    for key in keys:
-        state, _ = step(state, batch, key)
+    begun, aside = time.monotonic(), 0.0
+    for done, key in enumerate(keys, 1):
+        state, metrics = step(state, batch, key)
+        if watch is not None:
+            jax.block_until_ready(state)
+            paused = time.monotonic()
+            watch(done, state, metrics)
+            aside += time.monotonic() - paused
     jax.block_until_ready(state)
-    return state, time.monotonic() - begun
+    return state, time.monotonic() - begun - aside
 
 
 # ------------------------------------------------------------------------------------------ tables and files

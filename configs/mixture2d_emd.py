@@ -1,0 +1,34 @@
+"""EMD of the exact denoiser of 25 Gaussians in the plane: a one-step generator that starts untrained.
+
+    jaxdiff train --config=configs/mixture2d_emd.py --workdir=runs/mixture2d_emd
+
+Any CPU, in minutes. `:diff_instruct` is the same with one Langevin step that leaves z alone (Diff-Instruct);
+`:tiny` takes a few steps.
+"""
+
+from ml_collections import ConfigDict
+
+from jaxdiff.configs import mixture2d
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    if arg not in ("", "diff_instruct", "tiny"):
+        raise ValueError(f"mixture2d_emd takes the argument 'diff_instruct', 'tiny' or none, got {arg!r}")
+    c = mixture2d.get_config("tiny" if arg == "tiny" else "")
+    with c.unlocked():
+        c.method.name = "emd"
+        c.teacher.kind = "analytic"
+        c.emd.steps, c.emd.step_z = 8, 1e-3
+        c.emd.levels, c.emd.level_options = "lognormal", ConfigDict({"mean": -1.5, "std": 1.0})
+        c.emd.score_rate, c.emd.score_updates = 2e-3, 2
+        c.optim.learning_rate, c.optim.options = 1e-3, ConfigDict({"b1": 0.0, "b2": 0.99})
+        c.sample.solver, c.sample.steps, c.sample.sigma_max = "euler", 1, 1.0
+        if arg == "tiny":
+            c.emd.steps = 2
+            return c
+        if arg == "diff_instruct":
+            c.emd.steps, c.emd.scheme = 1, "eps"
+        c.model.fields.width = 128
+        c.train.steps, c.train.eval_every, c.train.save_every = 4000, 4000, 2000
+        c.optim.decay_images = c.data.batch_size * c.train.steps
+    return c

@@ -1,0 +1,302 @@
+"""The text-to-image UNet of latent diffusion (Rombach et al. 2022) in the layouts of Stable Diffusion 1, 2 and SDXL.
+
+    e           silu(E_t(t) + E_a([pooled text, sinusoids of the sizes])); the second term in SDXL alone
+    block       h = conv0(silu(norm0(x))) + e W;  h = conv1(dropout(silu(norm1(h))));  x = h + skip(x)
+    transformer z = norm(x) W_in;  depth times z += self(norm0(z)), cross(norm1(z), text), mlp(norm2(z));  x += z W_out
+                mlp(z) = (a gelu(g)) W with [a, g] = z V, the exact GELU
+    encoder     conv, then per level [halve] (block [transformer]) x blocks; every output is kept
+    middle      block, transformer, block
+    decoder     per level (block [transformer]) x (blocks + 1) on [x, one kept output] [double]
+
+`SIZES` holds the published layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float
+
+from jaxdiff.models import layers
+from jaxdiff.models.layers import Cond, Dtype
+
+SIZES: dict[str, dict[str, Any]] = {
+    "sd1": {},
+    "sd2": {"heads": 0, "head_width": 64, "text_dim": 1024, "linear": True},
+    "sdxl": {
+        "multipliers": (1, 2, 4), "depths": (0, 2, 10), "mid_depth": 10, "heads": 0, "head_width": 64,
+        "text_dim": 2048, "pooled_dim": 1280, "sizes": 6, "linear": True,
+    },
+}  # fmt: skip
+
+fan_in = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+
+def _group_norm(x: Array, groups: int, epsilon: float, dtype: Dtype, name: str) -> Array:
+    return nn.GroupNorm(groups, epsilon=epsilon, dtype=dtype, use_fast_variance=False, name=name)(x)
+
+
+def _conv(x: Array, features: int, name: str, *, loop: bool, size: int = 3, **fields: Any) -> Array:
+    fields = {"kernel_init": fan_in, "padding": size // 2, **fields}
+    if loop:
+        fields["conv_general_dilated"] = layers.loop_conv
+    return nn.Conv(features, (size, size), name=name, **fields)(x)
+
+
+class Block(nn.Module):
+    """A residual block that the embedding is added into."""
+
+    features: int
+    groups: int = 32
+    dropout: float = 0.0
+    deterministic: bool = True
+    loop: bool = False
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b h w c"], e: Float[Array, "b d"]) -> Float[Array, "b h w f"]:
+        norm = partial(_group_norm, groups=self.groups, epsilon=1e-5, dtype=self.dtype)
+        conv = partial(_conv, features=self.features, loop=self.loop, dtype=self.dtype)
+        h = conv(nn.silu(norm(x, name="norm0")), name="conv0")
+        h = h + nn.Dense(self.features, kernel_init=fan_in, dtype=self.dtype, name="embed")(e)[:, None, None]
+        h = nn.Dropout(self.dropout, deterministic=self.deterministic)(nn.silu(norm(h, name="norm1")))
+        h = conv(h, name="conv1", kernel_init=layers.zeros)
+        return h + (x if x.shape[-1] == self.features else conv(x, name="skip", size=1))
+
+
+class CrossAttention(nn.Module):
+    """Attention of image tokens to text tokens, in which the mask may hide some; queries, keys, values have no bias."""
+
+    heads: int
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "b n c"], text: Float[Array, "b l d"], mask: Bool[Array, "b l"] | None
+    ) -> Float[Array, "b n c"]:
+        c = x.shape[-1]
+        dense = partial(nn.DenseGeneral, use_bias=False, kernel_init=fan_in, dtype=self.dtype)
+        q = dense((self.heads, c // self.heads), name="q")(x)
+        kv = dense((2, self.heads, c // self.heads), name="kv")(text)
+        mask = None if mask is None else mask[:, None, None]
+        gathered = jax.nn.dot_product_attention(q, kv[:, :, 0], kv[:, :, 1], mask=mask)
+        return layers.merge_heads(gathered, c, self.dtype, fan_in)
+
+
+class SelfAttention(nn.Module):
+    """Attention of image tokens to each other; queries, keys, values have no bias."""
+
+    heads: int
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b n c"]) -> Float[Array, "b n c"]:
+        q, k, v = layers.qkv_heads(x, self.heads, self.dtype, fan_in, use_bias=False)
+        return layers.merge_heads(jax.nn.dot_product_attention(q, k, v), x.shape[-1], self.dtype, fan_in)
+
+
+class GatedMLP(nn.Module):
+    """Values times the exact GELU of gates, both 4 c wide from one kernel [c, 2, 4 c], then Dense back to c."""
+
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b n c"]) -> Float[Array, "b n c"]:
+        c = x.shape[-1]
+        h = nn.DenseGeneral((2, 4 * c), kernel_init=fan_in, dtype=self.dtype, name="in")(x)
+        h = h[:, :, 0] * nn.gelu(h[:, :, 1], approximate=False)
+        return nn.Dense(c, kernel_init=fan_in, dtype=self.dtype, name="out")(h)
+
+
+class TransformerBlock(nn.Module):
+    """Self-attention, cross-attention and MLP, each after a norm and added."""
+
+    heads: int
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "b n c"], text: Float[Array, "b l d"], mask: Bool[Array, "b l"] | None
+    ) -> Float[Array, "b n c"]:
+        norm = partial(nn.LayerNorm, epsilon=1e-5, dtype=self.dtype, use_fast_variance=False)
+        x = x + SelfAttention(self.heads, self.dtype, name="self_attention")(norm(name="norm0")(x))
+        x = x + CrossAttention(self.heads, self.dtype, name="cross_attention")(norm(name="norm1")(x), text, mask)
+        return x + GatedMLP(self.dtype, name="mlp")(norm(name="norm2")(x))
+
+
+class Transformer(nn.Module):
+    """Transformer blocks over the pixels of a feature map."""
+
+    depth: int
+    heads: int
+    groups: int = 32
+    dtype: Dtype = jnp.float32
+    remat: bool = False
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "b h w c"], text: Float[Array, "b l d"], mask: Bool[Array, "b l"] | None
+    ) -> Float[Array, "b h w c"]:
+        b, height, width, c = x.shape
+        block = nn.remat(TransformerBlock) if self.remat else TransformerBlock
+        tokens = _group_norm(x, self.groups, 1e-6, self.dtype, "norm").reshape(b, height * width, c)
+        tokens = nn.Dense(c, kernel_init=fan_in, dtype=self.dtype, name="in")(tokens)
+        for i in range(self.depth):
+            tokens = block(self.heads, self.dtype, name=f"block{i}")(tokens, text, mask)
+        tokens = nn.Dense(c, kernel_init=layers.zeros, dtype=self.dtype, name="out")(tokens)
+        return x + tokens.reshape(x.shape)
+
+
+class LatentUNet(nn.Module):
+    """The UNet of Stable Diffusion; the defaults are version 1, `SIZES` has the others.
+
+    `noise_label` is the DDPM timestep, 0 to 999. cond needs `text` [b l text_dim]; `text_mask` [b l] hides padding.
+    pooled_dim > 0 (SDXL) needs `pooled` [b pooled_dim]; sizes > 0 needs `control` = {"sizes": [b sizes]}, for SDXL the
+    six numbers (original height, width, crop top, left, target height, width) in pixels. Attention has `heads` heads at
+    every level, or heads of `head_width` channels: one of the two is 0. step_embed = "zero" or "reference" adds the
+    condition `step` to the embedding. `loop` chooses convolution gradients that are fast inside loops on CPU: see
+    `layers.loop_conv`.
+    """
+
+    channels: int = 4
+    width: int = 320
+    multipliers: tuple[int, ...] = (1, 2, 4, 4)
+    blocks: int = 2
+    depths: tuple[int, ...] = (1, 1, 1, 0)  # transformer blocks after each residual block, per level
+    mid_depth: int = 1
+    heads: int = 8
+    head_width: int = 0
+    groups: int = 32  # of the group norms
+    text_dim: int = 768
+    pooled_dim: int = 0
+    sizes: int = 0
+    size_width: int = 256  # of the sinusoid of each size
+    linear: bool = False  # public files store the transformers' projections as Dense, not as 1x1 convolutions
+    dropout: float = 0.0
+    step_embed: str = ""
+    loop: bool = False
+    dtype: Dtype = jnp.float32
+    remat: bool = False
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True
+    ) -> Float[Array, "b h w c"]:
+        cond = cond or {}
+        self._check(x, cond)
+        e = self._embed(x, noise_label, cond)
+        text = jnp.asarray(cond["text"])
+        mask = jnp.asarray(cond["text_mask"], bool) if "text_mask" in cond else None
+        block = nn.remat(Block) if self.remat else Block
+        shared = {"groups": self.groups, "dtype": self.dtype}
+        fields = {**shared, "dropout": self.dropout, "deterministic": deterministic, "loop": self.loop}
+
+        def run(x: Array, stage: str, i: int, features: int, depth: int) -> Array:
+            x = block(features, name=f"{stage}_block{i}", **fields)(x, e)
+            if not depth:
+                return x
+            heads, name = self._heads(features), f"{stage}_transformer{i}"
+            return Transformer(depth, heads, remat=self.remat, name=name, **shared)(x, text, mask)
+
+        x, skips = self._encode(run, x.astype(self.dtype))
+        x = run(x, "mid", 0, x.shape[-1], self.mid_depth)
+        x = run(x, "mid", 1, x.shape[-1], 0)
+        x = nn.silu(_group_norm(self._decode(run, x, skips), self.groups, 1e-5, self.dtype, "out_norm"))
+        return _conv(x.astype(jnp.float32), self.channels, "out_conv", loop=self.loop, kernel_init=layers.zeros)
+
+    def _embed(self, x: Array, noise_label: Any, cond: Mapping[str, Any]) -> Array:
+        features = 4 * self.width
+        e = layers.EmbedMLP(features, name="time")(layers.sinusoid(layers.noise_labels(noise_label, x), self.width))
+        added = [jnp.asarray(cond["pooled"], jnp.float32)] if self.pooled_dim else []
+        if self.sizes:
+            sizes = jnp.asarray(cond["control"]["sizes"], jnp.float32)
+            added.append(layers.sinusoid(sizes.reshape(-1), self.size_width).reshape(sizes.shape[0], -1))
+        if added:
+            e = e + layers.EmbedMLP(features, name="added")(jnp.concatenate(added, axis=-1))
+        if self.step_embed:
+            e = e + layers.StepEmbed(features, self.step_embed, name="step")(x, cond)
+        return nn.silu(e)
+
+    def _encode(self, run: Callable[..., Array], x: Array) -> tuple[Array, list[Array]]:
+        x = _conv(x, self.width, "in_conv", loop=self.loop, dtype=self.dtype)
+        skips = [x]
+        for level, (multiplier, depth) in enumerate(zip(self.multipliers, self.depths, strict=True)):
+            if level:
+                x = self._halve(x, f"down{level - 1}_conv")
+                skips.append(x)
+            for i in range(self.blocks):
+                x = run(x, f"down{level}", i, multiplier * self.width, depth)
+                skips.append(x)
+        return x, skips
+
+    def _halve(self, x: Array, name: str) -> Array:
+        """A convolution of stride 2; for loops as every second pixel of one of stride 1, whose gradients are fast."""
+        if self.loop:
+            return _conv(x, x.shape[-1], name, loop=True, dtype=self.dtype)[:, ::2, ::2]
+        return _conv(x, x.shape[-1], name, loop=False, dtype=self.dtype, strides=2)
+
+    def _decode(self, run: Callable[..., Array], x: Array, skips: list[Array]) -> Array:
+        for level in reversed(range(len(self.multipliers))):
+            for i in range(self.blocks + 1):
+                x = jnp.concatenate([x, skips.pop()], axis=-1)
+                x = run(x, f"up{level}", i, self.multipliers[level] * self.width, self.depths[level])
+            if level:
+                x = _conv(layers.upsample(x), x.shape[-1], f"up{level}_conv", loop=self.loop, dtype=self.dtype)
+        return x
+
+    def _heads(self, features: int) -> int:
+        if self.heads < 0 or self.head_width < 0 or bool(self.heads) == bool(self.head_width):
+            raise ValueError(
+                f"LatentUNet takes heads (how many at every level) or head_width (channels of each) and 0 for the "
+                f"other, got heads={self.heads}, head_width={self.head_width}"
+            )
+        size = self.heads or self.head_width
+        if features % size:
+            field = "heads" if self.heads else "head_width"
+            raise ValueError(
+                f"{features} channels do not divide by {field}={size}; choose a divisor of every attending level"
+            )
+        return self.heads or features // self.head_width
+
+    def _check(self, x: Array, cond: Mapping[str, Any]) -> None:
+        keys = ("text", "text_mask") + ("pooled",) * bool(self.pooled_dim) + ("control",) * bool(self.sizes)
+        keys += ("step",) * bool(self.step_embed)
+        layers.check_inputs("LatentUNet", x, self.channels, 2 ** (len(self.multipliers) - 1), cond, keys)
+        if len(self.depths) != len(self.multipliers):
+            raise ValueError(
+                f"LatentUNet needs a depth for each multiplier (0: no attention), got multipliers={self.multipliers}, "
+                f"depths={self.depths}"
+            )
+        if self.width % self.groups:
+            raise ValueError(f"width={self.width} does not divide into groups={self.groups}; set groups to a divisor")
+        self._check_cond(cond)
+
+    def _check_cond(self, cond: Mapping[str, Any]) -> None:
+        needed = {"text": self.text_dim} | ({"pooled": self.pooled_dim} if self.pooled_dim else {})
+        for key, size in needed.items():
+            if key not in cond:
+                raise ValueError(
+                    f"LatentUNet needs cond[{key!r}]; its null condition is the empty prompt's embedding, "
+                    f"so guide with guided(denoise, scale, null={{{key!r}: ...}})"
+                )
+            shape = jnp.shape(cond[key])
+            if len(shape) != 2 + (key == "text") or shape[-1] != size:
+                axes = "[b, l, " if key == "text" else "[b, "
+                raise ValueError(
+                    f"LatentUNet was built for cond[{key!r}] of width {size}, shape {axes}{size}], got {shape}; "
+                    f"give that or build it with {key}_dim={shape[-1] if shape else 1}"
+                )
+        if self.sizes:
+            self._check_sizes(jax.tree.map(jnp.shape, cond.get("control")))
+
+    def _check_sizes(self, shapes: Any) -> None:
+        if not isinstance(shapes, Mapping) or [*shapes] != ["sizes"] or shapes["sizes"][1:] != (self.sizes,):
+            raise ValueError(
+                f"LatentUNet with sizes={self.sizes} needs cond['control'] = {{'sizes': array of shape "
+                f"[b, {self.sizes}]}}, got {shapes or 'none'}"
+            )

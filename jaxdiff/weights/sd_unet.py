@@ -1,0 +1,193 @@
+"""UNets of Stable Diffusion 1, 2 and SDXL under the names of the diffusers library.
+
+Their denoisers predict eps. The 768-pixel SD 2 predicts v: wrap its network in `denoisers.ddpm(..., prediction="v")`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from jaxdiff import denoisers
+from jaxdiff.denoisers import Cond
+from jaxdiff.models import LatentUNet
+from jaxdiff.weights import names
+from jaxdiff.weights.names import Entry, Layout, Path, shape_of
+
+POOLED, SIZE_WIDTH = 1280, 256  # of every published SDXL; the arrays tell only the sum of all that is added
+
+# our layer -> the public layers it is made of, each within its module
+TOP = {
+    "in_conv": "conv_in", "out_norm": "conv_norm_out", "out_conv": "conv_out",
+    "time/in": "time_embedding.linear_1", "time/out": "time_embedding.linear_2",
+    "added/in": "add_embedding.linear_1", "added/out": "add_embedding.linear_2",
+}  # fmt: skip
+BLOCK = {
+    "norm0": "norm1", "conv0": "conv1", "embed": "time_emb_proj", "norm1": "norm2", "conv1": "conv2",
+    "skip": "conv_shortcut",
+}  # fmt: skip
+TRANSFORMER = {
+    "norm": "norm", "in": "proj_in", "out": "proj_out",
+    "norm0": "norm1", "norm1": "norm2", "norm2": "norm3",
+    "self_attention/qkv": "attn1.to_q attn1.to_k attn1.to_v", "self_attention/out": "attn1.to_out.0",
+    "cross_attention/q": "attn2.to_q", "cross_attention/kv": "attn2.to_k attn2.to_v",
+    "cross_attention/out": "attn2.to_out.0",
+    "mlp/in": "ff.net.0.proj", "mlp/out": "ff.net.2",
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------ the architecture
+
+
+def infer(kind: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The fields of the LatentUNet these arrays belong to.
+
+    They cannot tell the heads: 8 at every level where projections are convolutions (SD 1), else 64 channels each.
+    """
+    _check_kind(kind, arrays)
+    shape = partial(shape_of, kind, arrays)
+    width, channels = shape("conv_in.weight")[:2]
+    levels = _count(arrays, "down_blocks")
+    projection = shape("mid_block.attentions.0.proj_in.weight")
+    linear = len(projection) == 2
+    return {
+        "channels": channels,
+        "width": width,
+        "multipliers": tuple(shape(f"down_blocks.{i}.resnets.0.conv1.weight")[0] // width for i in range(levels)),
+        "blocks": _count(arrays, "down_blocks.0.resnets"),
+        "depths": tuple(_count(arrays, f"down_blocks.{i}.attentions.0.transformer_blocks") for i in range(levels)),
+        "mid_depth": _count(arrays, "mid_block.attentions.0.transformer_blocks"),
+        "heads": 0 if linear else 8,
+        "head_width": 64 if linear else 0,
+        "text_dim": shape("mid_block.attentions.0.transformer_blocks.0.attn2.to_k.weight")[1],
+        "linear": linear,
+        **(_added(shape("add_embedding.linear_1.weight")[1]) if kind == "sdxl_unet" else {}),
+    }
+
+
+def _check_kind(kind: str, arrays: Mapping[str, np.ndarray]) -> None:
+    if any("input_blocks." in name for name in arrays):
+        raise names.WeightsError(
+            f"these are the original Stable Diffusion names; kind {kind!r} reads the diffusers layout, down_blocks..."
+        )
+    if kind == "sd_unet" and "add_embedding.linear_1.weight" in arrays:
+        raise names.WeightsError("these arrays have an add_embedding, as SDXL has; load them as kind 'sdxl_unet'")
+
+
+def _count(arrays: Mapping[str, np.ndarray], prefix: str) -> int:
+    """How many different numbers follow the prefix."""
+    start = f"{prefix}."
+    return len({name.removeprefix(start).split(".")[0] for name in arrays if name.startswith(start)})
+
+
+def _added(total: int) -> dict[str, Any]:
+    """Pooled text of the published width and as many sizes as fill the rest; None where that does not come out."""
+    sizes, rest = divmod(total - POOLED, SIZE_WIDTH)
+    if sizes < 0 or rest:
+        return {"pooled_dim": None, "sizes": None, "size_width": None}
+    return {"pooled_dim": POOLED, "sizes": sizes, "size_width": SIZE_WIDTH}
+
+
+def cond(model: LatentUNet) -> Cond:
+    """The smallest condition the model can be initialised with."""
+    given: dict[str, Any] = {"text": jnp.zeros((1, 1, model.text_dim))}
+    if model.pooled_dim:
+        given["pooled"] = jnp.zeros((1, model.pooled_dim))
+    if model.sizes:
+        given["control"] = {"sizes": jnp.zeros((1, model.sizes))}
+    if model.step_embed:
+        given["step"] = jnp.zeros(1)
+    return given
+
+
+# ------------------------------------------------------------------------------------------ names and layouts
+
+
+def entries(model: LatentUNet, abstract: Any) -> list[Entry]:
+    """The names derived from each path; the embedding of `step` has no public counterpart."""
+    return [
+        Entry(_public_names(model, path), path, _layout(model, path, leaf.shape))
+        for path, leaf in flatten_dict(abstract).items()
+        if path[0] != "step"
+    ]
+
+
+def _public_names(model: LatentUNet, path: Path) -> tuple[str, ...]:
+    top, leaf = path[0], path[-1]
+    suffix = "bias" if leaf == "bias" else "weight"
+    place = re.fullmatch(r"(down|up|mid)(\d*)_(block|transformer)?(\d+|conv)", top)
+    if place is None:
+        return (f"{TOP['/'.join(path[:-1])]}.{suffix}",)
+    side, level, module, index = place.groups()
+    number = len(model.multipliers) - 1 - int(level) if side == "up" else level
+    stem = "mid_block" if side == "mid" else f"{side}_blocks.{number}"
+    if module is None:
+        return (f"{stem}.{side}samplers.0.conv.{suffix}",)
+    if module == "block":
+        return (f"{stem}.resnets.{index}.{BLOCK[path[1]]}.{suffix}",)
+    stem, inner = f"{stem}.attentions.{index}", path[1:-1]
+    if block := re.fullmatch(r"block(\d+)", path[1]):
+        stem, inner = f"{stem}.transformer_blocks.{block[1]}", path[2:-1]
+    return tuple(f"{stem}.{layer}.{suffix}" for layer in TRANSFORMER["/".join(inner)].split())
+
+
+def _layout(model: LatentUNet, path: Path, shape: tuple[int, ...]) -> Layout:
+    parent, layer, leaf = ("", "", *path)[-3:]
+    if (parent, layer) == ("mlp", "in"):
+        return GATED_KERNEL if leaf == "kernel" else GATED_BIAS
+    if leaf != "kernel":
+        return names.as_is
+    if layer == "qkv":
+        return names.split_three(names.qkv_kernel(shape[2]))
+    if layer == "q":
+        return _query_kernel(shape[1])
+    if layer == "kv":
+        return _key_value_kernel(shape[2])
+    if parent.endswith("_attention"):
+        return names.out_kernel(shape[0])
+    if "transformer" in parent and not model.linear:
+        return POINTWISE
+    return names.conv if len(shape) == 4 else names.dense
+
+
+# [out, in, 1, 1] <-> [in, out]
+POINTWISE = Layout(lambda w: w[:, :, 0, 0].T, lambda k: (k.T[:, :, None, None],))
+# rows [values; gates] <-> [in, 2, 4 in]
+GATED_KERNEL = Layout(
+    lambda w: w.reshape(2, -1, w.shape[1]).transpose(2, 0, 1),
+    lambda k: (k.transpose(1, 2, 0).reshape(-1, k.shape[0]),),
+)
+GATED_BIAS = Layout(lambda b: b.reshape(2, -1), lambda b: (b.reshape(-1),))
+
+
+def _query_kernel(heads: int) -> Layout:
+    """Head-major rows [c, c] <-> [c, heads, head width]."""
+    return Layout(lambda w: w.T.reshape(w.shape[1], heads, -1), lambda k: (k.reshape(k.shape[0], -1).T,))
+
+
+def _key_value_kernel(heads: int) -> Layout:
+    """Two arrays of head-major rows [c, d] <-> [d, 2, heads, head width]."""
+    query = _query_kernel(heads)
+    return Layout(
+        lambda *parts: np.stack([query.to_ours(w) for w in parts], axis=1),
+        lambda k: (*query.to_public(k[:, 0]), *query.to_public(k[:, 1])),
+    )
+
+
+def _kind(name: str) -> names.Kind:
+    return names.Kind(
+        model=LatentUNet,
+        infer=partial(infer, name),
+        entries=entries,
+        denoiser=lambda network: denoisers.ddpm(network, denoisers.sqrt_linear_abar(), "eps"),
+        cond=cond,
+    )
+
+
+SD, SDXL = _kind("sd_unet"), _kind("sdxl_unet")

@@ -10,7 +10,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.seed = 0  # of initialisation, noise and data order
 
     c.data = ConfigDict()
-    c.data.source = "digits"  # digits, arrays, folder, array_records, tfds, mixture, blank (no data)
+    c.data.source = (
+        "digits"  # digits, arrays, folder, array_records, tfds, mixture, prompts (text alone), blank (no data)
+    )
     c.data.options = ConfigDict()  # of that source, for example {"path": "photos"}, and transforms
     c.data.batch_size = 128  # global, over all devices and processes
     c.data.workers = 0  # threads that decode images; 0 = one per core
@@ -30,7 +32,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.method.name = "denoise"  # the training algorithm
 
     c.teacher = ConfigDict()  # of a distillation; it has the architecture of model.fields
-    c.teacher.kind = "run"  # run (a workdir), edm, dit (public weights), analytic (mixture data), fresh (untrained)
+    c.teacher.kind = (
+        "run"  # run (a workdir), edm, dit, sd_unet... (public weights), analytic (mixture data), fresh (untrained)
+    )
     c.teacher.path = ""  # that workdir, or the weights' file
 
     c.sfd = ConfigDict()  # Simple and Fast Distillation; the student walks the grid of `sample`

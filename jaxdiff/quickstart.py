@@ -1,7 +1,7 @@
 """The library's main job in minutes on any CPU: train a teacher on the embedded digits, distil it, measure, show.
 
-Writes to the workdir: the teacher's run, the students' runs in sfd and sfd_one (all resumable), one grid per row of the
-table, results.json and report.html.
+Writes to the workdir: the teacher's run, the students' runs in sfd, sfd_one and emd (all resumable), one grid per row
+of the table, results.json and report.html.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxdiff import training
-from jaxdiff.configs import digits, digits_sfd
+from jaxdiff.configs import digits, digits_emd, digits_sfd
 from jaxdiff.training.logs import image_grid, save_png
 
 # of the teacher: name, solver, timestamps; all end with x0 = D(x, sigma_min)
@@ -41,7 +41,7 @@ def run(workdir: Path, steps: int | None = None, samples: int | None = None) -> 
 
     `steps` shortens the teacher's training, and the students' in proportion.
     """
-    teacher, student, one = configs(Path(workdir), steps, samples)
+    teacher, student, one, generator = configs(Path(workdir), steps, samples)
     print(f"training a teacher on the embedded digits: {teacher.train.steps} steps, a few minutes on two cores")
     seconds: dict[str, float] = {}
     state = _train(teacher, workdir, seconds)
@@ -53,9 +53,13 @@ def run(workdir: Path, steps: int | None = None, samples: int | None = None) -> 
     single = None if few is None else _train(one, workdir / "sfd_one", seconds)
     if few is None or single is None:
         return []
+    print(f"\ndistilling the teacher with EMD, for 1 evaluation: {generator.train.steps} updates")
+    made = _train(generator, workdir / "emd", seconds)
+    if made is None:
+        return []
     plan = [(name, solver, _sampled(teacher, solver, n), state) for name, solver, n in ROWS]
     plan += [("SFD-v", "sfd", _sampled(student, "euler", nfe + 2), few) for nfe in reversed(student.sfd.nfe)]
-    plan += [("SFD, second stage", "sfd", one, single)]
+    plan += [("SFD, second stage", "sfd", one, single), ("EMD", "emd", generator, made)]
     print(f"\nsampling {teacher.eval.samples} digits with each row's sampler\n{_line(COLUMNS)}")
     rows = []
     for name, file, config, weights in plan:
@@ -68,16 +72,18 @@ def run(workdir: Path, steps: int | None = None, samples: int | None = None) -> 
     return rows
 
 
-def configs(workdir: Path, steps: int | None, samples: int | None) -> tuple[ConfigDict, ConfigDict, ConfigDict]:
-    """The runs of the teacher, of the SFD-v student and of the second stage."""
+def configs(workdir: Path, steps: int | None, samples: int | None) -> tuple[ConfigDict, ...]:
+    """The runs of the teacher, of the SFD-v student, of its second stage and of EMD's generator."""
     teacher, student, one = digits.get_config(), digits_sfd.get_config(), digits_sfd.get_config("second")
+    generator = digits_emd.get_config()
     share = (steps or teacher.train.steps) / teacher.train.steps
-    for config, path in ((teacher, ""), (student, str(workdir)), (one, str(workdir / "sfd"))):
+    paths = {"": teacher, str(workdir): student, str(workdir / "sfd"): one}
+    for path, config in (*paths.items(), (str(workdir), generator)):
         with config.unlocked():
             config.train.steps = max(1, round(share * config.train.steps))
             config.eval.samples = samples or config.eval.samples
             config.teacher.path = path
-    return teacher, student, one
+    return teacher, student, one, generator
 
 
 def _train(config: ConfigDict, workdir: Path, seconds: dict[str, float]) -> Any:

@@ -8,7 +8,7 @@ from PIL import Image
 
 from jaxdiff import quickstart
 from jaxdiff.cli import main
-from jaxdiff.configs import digits, digits_sfd
+from jaxdiff.configs import digits, digits_emd, digits_sfd
 
 TINY = ["--config=digits:tiny", "--config.compile_cache=", "--config.mesh.data=1", "--config.mesh.fsdp=8"]
 
@@ -141,13 +141,14 @@ def test_help_is_printed(capsys):
 
 def small(arg=""):
     """The quickstart's runs with a network that compiles fast; "second" as digits_sfd takes it."""
-    config = digits_sfd.get_config("tiny") if arg != "teacher" else digits.get_config("tiny")
+    config = {"teacher": digits, "emd": digits_emd}.get(arg, digits_sfd).get_config("tiny")
     with config.unlocked():
         config.model.name = "dit"
         config.model.fields = {"patch": 2, "depth": 1, "width": 32, "heads": 4, "learn_variance": False}
-        if arg != "teacher":
+        config.teacher.kind = "run"
+        if arg in ("", "second"):
             config.model.fields.step_embed = "zero"
-            config.teacher.kind, config.sfd.nfe = "run", (2, 5)
+            config.sfd.nfe = (2, 5)
         if arg == "second":
             config.sfd.nfe, config.sample.steps, config.sfd.substeps = (1,), 3, 3
             config.sfd.solver, config.sfd.teacher_afs, config.sfd.teacher_step = "euler", True, 7
@@ -156,18 +157,33 @@ def small(arg=""):
 
 
 def test_the_quickstart_at_tiny_size(tmp_path, monkeypatch, capsys):
-    teacher, student, one = (small(arg) for arg in ("teacher", "", "second"))
+    teacher, student, one, generator = (small(arg) for arg in ("teacher", "", "second", "emd"))
     monkeypatch.setattr(quickstart.digits, "get_config", lambda: teacher)
     monkeypatch.setattr(quickstart.digits_sfd, "get_config", lambda arg="": one if arg else student)
+    monkeypatch.setattr(quickstart.digits_emd, "get_config", lambda: generator)
     monkeypatch.setattr(quickstart, "ROWS", quickstart.ROWS[-1:])
     assert main(["quickstart", f"--workdir={tmp_path}", "--steps=2", "--samples=64"]) == 0
     printed = capsys.readouterr().out
     assert "DDIM" in printed and "Fréchet distance" in printed
     results = json.loads((tmp_path / "results.json").read_text())
     found = [(row["sampler"], row["NFE"]) for row in results["rows"]]
-    assert found == [("DDIM", 5), ("SFD-v", 5), ("SFD-v", 2), ("SFD, second stage", 1)]
+    assert found == [("DDIM", 5), ("SFD-v", 5), ("SFD-v", 2), ("SFD, second stage", 1), ("EMD", 1)]
     assert all(row["protocol"]["samples"] == 64 for row in results["rows"])
-    assert set(results["training_seconds"]) == {"teacher", "sfd", "sfd_one"}
+    assert set(results["training_seconds"]) == {"teacher", "sfd", "sfd_one", "emd"}
     page = (tmp_path / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 4 and "http" not in page
-    assert all(size_of(tmp_path / name)[0] > 100 for name in ("euler_5.png", "sfd_2.png", "sfd_1.png"))
+    assert page.count("data:image/png;base64,") == 5 and "http" not in page
+    assert all(size_of(tmp_path / name)[0] > 100 for name in ("euler_5.png", "sfd_2.png", "sfd_1.png", "emd_1.png"))
+
+    # its generator, corrected by its teacher: before on the left, after on the right
+    out = tmp_path / "pair.npz"
+    arguments = [f"--workdir={tmp_path / 'emd'}", "--mcmc_steps=3", "--count=8"]
+    assert main(["sample", *arguments, f"--out={out}"]) == 0
+    assert "after 3 Langevin steps" in capsys.readouterr().out
+    pair = np.load(out)
+    assert main(["sample", arguments[0], "--count=8", f"--out={tmp_path / 'plain.npz'}"]) == 0
+    np.testing.assert_allclose(pair["before"], np.load(tmp_path / "plain.npz")["images"], atol=1e-5)
+    assert pair["after"].shape == pair["before"].shape and np.abs(pair["after"] - pair["before"]).max() > 1e-3
+    assert main(["sample", *arguments, f"--out={tmp_path / 'pair.png'}"]) == 0
+    assert size_of(tmp_path / "pair.png")[0] == 2 * size_of(tmp_path / "pair.png")[1]
+    assert main(["sample", f"--workdir={tmp_path / 'sfd'}", "--mcmc_steps=3", f"--out={out}"]) == 2
+    assert "this run's method is 'sfd'" in capsys.readouterr().err

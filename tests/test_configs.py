@@ -16,12 +16,13 @@ from jaxdiff import data, training
 from jaxdiff.configs import default
 from jaxdiff.data import sources
 from jaxdiff.data.memory import in_memory
+from jaxdiff.data.prompts import texts
 from jaxdiff.training.evaluate import sample
 from jaxdiff.training.trainer import declare
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "default"))
-FREE = ("options", "fields")  # their keys belong to what they configure
+FREE = ("options", "fields", "level_options")  # their keys belong to what they configure
 
 # stored examples of data that are not here: shape and classes
 STORED = {
@@ -31,6 +32,9 @@ STORED = {
     "folder": ((96, 80, 3), 10),
     "cifar10_sfd": ((32, 32, 3), 10),
     "imagenet64_sfd": ((96, 80, 3), 1000),
+    "imagenet64_emd": ((96, 80, 3), 1000),
+    "imagenet128_emd": ((150, 140, 3), 1000),
+    "sd15_emd": ((64, 64, 4), 0),
 }
 PATHS = ("folder",)  # configs whose argument is a path, so that any is allowed
 # published parameter counts: EDM's without its augmentation input of 9 x 128
@@ -48,6 +52,11 @@ PARAMETERS = {
     ("cifar10_sfd", "second"): 55_733_891 + 4_662_528,
     ("imagenet64_sfd", "blank"): 295_899_267 + 28_201_344,
     ("imagenet64_sfd", "5"): 295_899_267,
+    ("imagenet64_emd", ""): 295_899_267,
+    ("imagenet64_emd", "blank"): 295_899_267,
+    ("imagenet128_emd", "teacher"): 421_522_691,
+    ("imagenet128_emd", ""): 421_522_691,
+    ("sd15_emd", ""): 859_520_964,
 }
 
 
@@ -85,6 +94,7 @@ def count(tree):
 def test_there_is_a_config_for_every_published_recipe():
     assert {"digits", "cifar10", "imagenet64", "imagenet256_dit", "mixture2d"} <= set(NAMES)
     assert {"digits_sfd", "cifar10_sfd", "imagenet64_sfd"} <= set(NAMES)
+    assert {"mixture2d_emd", "digits_emd", "imagenet64_emd", "imagenet128_emd", "sd15_emd"} <= set(NAMES)
     assert set(PARAMETERS) <= set(CASES)
 
 
@@ -131,7 +141,8 @@ def test_full_size_builds_and_has_the_published_number_of_parameters(name, arg, 
     for number, unit in re.findall(r"([\d.]+) ([kM])\s+parameters", "" if arg else module(name).__doc__):
         assert total / {"k": 1e3, "M": 1e6}[unit] == pytest.approx(float(number), rel=5e-3)
     unconditional = name.startswith("mixture2d") or (name.startswith("cifar10") and arg != "cond")
-    assert bool(job.null) == bool(job.dataset.num_classes) == (not unconditional)
+    assert set(job.null or {}) == ({"text"} if name == "sd15_emd" else set() if unconditional else {"label"})
+    assert bool(job.dataset.num_classes) == ("label" in (job.null or {}))
 
 
 def stand_in(monkeypatch, source, shape, classes):
@@ -140,6 +151,8 @@ def stand_in(monkeypatch, source, shape, classes):
     @functools.wraps(constructor)
     def make(**options):
         inspect.signature(constructor).bind(**options)
+        if source == "prompts":
+            return texts("stand-in", {"text": np.zeros((3, 77, 768), np.float16)}, options["shape"], "")
         images = np.zeros((2, *shape), np.float32 if shape[-1] == 4 else np.uint8)
         return in_memory("stand-in", images, np.arange(2), num_classes=classes)
 
@@ -161,7 +174,7 @@ def test_tiny_trains_a_step_and_samples(name):
     assert all(jax.tree.leaves(moved)), moved
     assert images.shape == (4, *job.dataset.image_shape)
     assert np.isfinite(images).all()
-    assert (labels is None) == (not job.null)
+    assert (labels is None) == ("label" not in (job.null or {}))
 
 
 def filled(state):
@@ -173,8 +186,8 @@ def filled(state):
         return jax.tree.map(lambda leaf: 0.05 * rng.standard_normal(leaf.shape, leaf.dtype), tree)
 
     params = draw(state.params)
-    frozen = {"frozen": draw(state.frozen)} if hasattr(state, "frozen") else {}
-    return zeros.replace(params=params, ema=None if state.ema is None else params, **frozen)
+    more = {name: draw(getattr(state, name)) for name in ("frozen", "score") if hasattr(state, name)}
+    return zeros.replace(params=params, ema=None if state.ema is None else params, **more)
 
 
 def test_unconditional_models_train_on_labelled_data():

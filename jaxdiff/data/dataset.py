@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -38,6 +38,7 @@ class Dataset:
     num_classes: int = 0
     class_names: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     captions: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    null: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     in_memory: bool = False
     corrupt: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -123,6 +124,7 @@ def build(
         num_classes=source.num_classes,
         class_names=source.class_names,
         captions=source.captions,
+        null=dict(source.null),
         in_memory=whole,
         corrupt=corrupt,
     )

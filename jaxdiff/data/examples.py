@@ -30,7 +30,7 @@ class Source(NamedTuple):
     `read` raises CorruptImage when it cannot, and leaves out the keys it has no values for.
     `arrays` holds the same keys for all examples at once when they are in memory. Without labels num_classes is 0.
     `describe(i)` names an example in messages; `channels` is what pictures become unless the user says otherwise,
-    None leaves them as stored.
+    None leaves them as stored. `null` holds what stands for "no condition", by key, where the data know it.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Source(NamedTuple):
     class_names: tuple[str, ...] = ()
     captions: tuple[str, ...] = ()
     arrays: Mapping[str, np.ndarray] = MappingProxyType({})
+    null: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 def to_float(images: Shaped[np.ndarray, "b ..."]) -> Float32[np.ndarray, "b ..."]:
@@ -53,6 +54,11 @@ def to_float(images: Shaped[np.ndarray, "b ..."]) -> Float32[np.ndarray, "b ..."
     images /= 127.5
     images -= 1
     return images
+
+
+def widen(values: np.ndarray) -> np.ndarray:
+    """Half precision as float32; other kinds as they are."""
+    return values.astype(np.float32) if values.dtype == np.float16 else values
 
 
 # ---------------------------------------------------------------------------------------------- in memory
@@ -78,7 +84,7 @@ def gather(source: Source, look_up: Order, flip: bool, control: tuple[str, ...],
     def fetch(positions: range, executor: Executor | None) -> dict[str, Any]:
         where = np.arange(positions.start, positions.stop)
         indices = look_up(where)
-        batch: dict[str, Any] = {key: values[indices] for key, values in source.arrays.items()}
+        batch: dict[str, Any] = {key: widen(values[indices]) for key, values in source.arrays.items()}
         flipped = coins(seed, where) if flip else np.zeros(len(where), bool)
         if flip:
             batch["image"][flipped] = batch["image"][flipped][:, :, ::-1]

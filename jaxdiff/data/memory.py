@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxdiff.data.examples import Source, bad_label
+from jaxdiff.data.prompts import texts
 from jaxdiff.errors import pick
 
 TEST_DIGITS = 297  # leaves 1,500 for training
@@ -74,10 +75,16 @@ def arrays(
     )
 
 
-def blank(shape: Sequence[int], *, num_classes: int = 0) -> Source:
-    """No data: zeros of one shape, for methods that draw their own, such as SFD; samples cannot be evaluated."""
+def blank(shape: Sequence[int], *, num_classes: int = 0, text: Sequence[int] = ()) -> Source:
+    """No data: zeros of one shape, for methods that draw their own, such as SFD; samples cannot be evaluated.
+
+    `text` = (tokens, width) adds text embeddings, fixed random numbers.
+    """
     if not shape or any(int(side) != side or side < 1 for side in shape) or num_classes < 0:
         raise ValueError(f"blank needs the shape of an image, for example (32, 32, 3), got {shape} and {num_classes=}")
+    if text:
+        table = np.random.default_rng(0).normal(size=(9, *text)).astype(np.float32)
+        return texts("blank", {"text": table}, shape, "blank")
     images = np.zeros(
         (max(num_classes, 1), *(int(side) for side in shape)), np.uint8 if len(shape) == 3 else np.float32
     )

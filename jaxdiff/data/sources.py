@@ -12,6 +12,7 @@ from jaxdiff.data.folder import folder
 from jaxdiff.data.memory import arrays, blank, digits
 from jaxdiff.data.mixture import mixture
 from jaxdiff.data.prepared import tfds
+from jaxdiff.data.prompts import prompts
 from jaxdiff.data.records import array_records
 from jaxdiff.errors import nearest, pick
 
@@ -23,6 +24,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "tfds": tfds,
     "mixture": mixture,
     "blank": blank,
+    "prompts": prompts,
 }
 
 

@@ -39,7 +39,7 @@ from jax import Array
 
 from jaxdiff import denoisers
 from jaxdiff.denoisers import Cond, Denoiser, per_example
-from jaxdiff.errors import pick
+from jaxdiff.errors import check_sigma, pick
 from jaxdiff.methods import ema as ema_lib
 from jaxdiff.methods.denoise import denoising_loss
 from jaxdiff.methods.method import (
@@ -283,6 +283,7 @@ def emd(
     unroll         of the chain's loop; by default whole where XLA is slow at convolution gradients inside loops (CPU)
                    and the model has no loop form of its own
     """
+    check_sigma(sigma_star)
     score_optimizer = score_optimizer or optimizer
     levels, score_levels = levels or lognormal(), score_levels or lognormal()
     score_weight, decay = score_weight or edm_weight(), decay or ema_lib.constant(0.0)

@@ -24,6 +24,7 @@ from jaxdiff.methods.sfd import teacher_model
 from jaxdiff.training import optim, sharding, teachers
 from jaxdiff.training.teachers import Frozen
 
+IMAGELESS = ("blank", "prompts")  # data sources that samples cannot be compared with
 CHAIN = ("steps", "scheme", "step_eps", "step_z", "step_x", "half", "cancel", "cancel_initial", "clip_z")  # of EMD
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -54,12 +55,14 @@ def build(config: ConfigDict, devices: Any = None) -> Job:
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
     sharding.check_batch(config.data.batch_size, mesh, config.optim.accumulate)
     pick({"stop": 0, "skip": 0}, config.train.on_nonfinite, "train.on_nonfinite")
-    if config.data.source == "blank" and config.train.eval_every:
-        raise ValueError("data.source='blank' has nothing to compare samples with; set train.eval_every=0")
+    if config.data.source in IMAGELESS and config.train.eval_every:
+        raise ValueError(
+            f"data.source={config.data.source!r} has nothing to compare samples with; set train.eval_every=0"
+        )
     model = build_model(config, dataset)
     if not getattr(model, "num_classes", 0):
         dataset = unlabelled(dataset)
-    null: Cond = {"label": model.num_classes} if getattr(model, "num_classes", 0) else None
+    null: Cond = {"label": model.num_classes} if getattr(model, "num_classes", 0) else dict(dataset.null) or None
     solver = solvers.make(config.sample.solver, **_options(config.sample.options))
     method, frozen = pick(BUILDERS, config.method.name, "method")(config, model, dataset, null, solver, mesh)
     return Job(config, dataset, mesh, model, method, null, solver, frozen)

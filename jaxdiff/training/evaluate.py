@@ -17,14 +17,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdiff import evaluation
 from jaxdiff.evaluation import Protocol
-from jaxdiff.training.build import Job, reference_data
+from jaxdiff.training.build import IMAGELESS, Job, reference_data
 from jaxdiff.training.sharding import BATCH
 
 
 def conditions(job: Job, seed: Any, index: Any, labels: str | int = "random") -> dict[str, Any] | None:
     """The labels of images `index`: uniform draws, the classes in turn ("cycle"), or one class (an int)."""
     classes = job.dataset.num_classes
-    if not job.null:
+    if "label" not in (job.null or {}):
         return None
     if labels == "cycle":
         return {"label": index % classes}
@@ -41,17 +41,35 @@ def _key(seed: Any, index: Any, purpose: int) -> jax.Array:
 
 
 def sampler(job: Job, labels: str | int = "random") -> Callable[..., tuple[Any, Any]]:
-    """A jitted `(state, seed, index [b]) -> (images [b ...], labels or None)`, sharded over the mesh."""
+    """A program `(state, seed, index [b]) -> (images [b ...], labels or None)`, sharded over the mesh."""
 
-    def run(state: Any, seed: Any, index: Any) -> tuple[Any, Any]:
+    def make(state: Any, unit: Any, cond: Any, seed: Any, index: Any) -> Any:
+        keys = jax.vmap(lambda i: _key(seed, i, 2))(index) if job.solver.stochastic else None
+        return job.method.sample(state, unit, cond, keys)
+
+    return _program(job, labels, make)
+
+
+def _program(job: Job, labels: str | int, make: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """`make(state, unit noise, cond, seed, index)` jitted, with everything but the state made from (seed, index)."""
+
+    def run(state: Any, seed: Any, index: Any, texts: Any) -> tuple[Any, Any]:
         shape = job.dataset.image_shape
         unit = jax.vmap(lambda i: jax.random.normal(_key(seed, i, 0), shape))(index)
-        cond = conditions(job, seed, index, labels)
-        keys = jax.vmap(lambda i: _key(seed, i, 2))(index) if job.solver.stochastic else None
-        return job.method.sample(state, unit, cond, keys), None if cond is None else cond["label"]
+        cond = {**(conditions(job, seed, index, labels) or {}), **texts} or None
+        return make(state, unit, cond, seed, index), (cond or {}).get("label")
 
-    everywhere = NamedSharding(job.mesh, PartitionSpec())
-    return jax.jit(run, in_shardings=(None, None, NamedSharding(job.mesh, BATCH)), out_shardings=everywhere)
+    everywhere, along = NamedSharding(job.mesh, PartitionSpec()), NamedSharding(job.mesh, BATCH)
+    program = jax.jit(run, in_shardings=(None, None, along, along), out_shardings=everywhere)
+    return lambda state, seed, index: program(state, seed, index, _texts(job, index))
+
+
+def _texts(job: Job, index: Any) -> dict[str, Any]:
+    """The text conditions of images `index`: those of the data's examples in turn."""
+    if not job.dataset.null:
+        return {}
+    rows = [job.dataset.take(int(i), int(i) + 1) for i in np.asarray(index)]
+    return {name: np.concatenate([row[name] for row in rows]) for name in job.dataset.null}
 
 
 def corrector(job: Job, steps: int, labels: str | int = "random") -> Callable[..., tuple[Any, Any]]:
@@ -63,16 +81,12 @@ def corrector(job: Job, steps: int, labels: str | int = "random") -> Callable[..
             f"this run's method is {job.config.method.name!r}"
         )
 
-    def run(state: Any, seed: Any, index: Any) -> tuple[Any, Any]:
-        shape = job.dataset.image_shape
-        unit = jax.vmap(lambda i: jax.random.normal(_key(seed, i, 0), shape))(index)
-        cond = conditions(job, seed, index, labels)
+    def make(state: Any, unit: Any, cond: Any, seed: Any, index: Any) -> Any:
         keys = jax.vmap(lambda i: _key(seed, i, 3))(index)
         pair = correct(state, unit, cond, keys, sigma=job.config.emd.mcmc_sigma, steps=steps)
-        return jnp.stack(pair, 1), None if cond is None else cond["label"]
+        return jnp.stack(pair, 1)
 
-    everywhere = NamedSharding(job.mesh, PartitionSpec())
-    return jax.jit(run, in_shardings=(None, None, NamedSharding(job.mesh, BATCH)), out_shardings=everywhere)
+    return _program(job, labels, make)
 
 
 def sample(
@@ -139,8 +153,11 @@ def evaluate(
     `sampler(job)` from before, so that the next evaluation need not compile it again.
     """
     c = job.config.eval
-    if job.config.data.source == "blank":
-        raise ValueError("data.source='blank' has nothing to compare samples with; evaluate with the data set's config")
+    if job.config.data.source in IMAGELESS:
+        raise ValueError(
+            f"data.source={job.config.data.source!r} has nothing to compare samples with; evaluate with the data set's "
+            "config"
+        )
     if samples is None:
         parts = list(sample(job, state, c.samples, c.seed, stop=stop, run=run))
         if sum(len(images) for images, _ in parts) < c.samples:

@@ -1,7 +1,7 @@
 """Where a distillation's teacher comes from: config.teacher.kind and config.teacher.path.
 
 run        a workdir of `jaxdiff train`: its exported parameters
-edm, dit   public weights of that kind of jaxdiff.weights: an .npz or .safetensors file
+edm, ...   public weights of that kind of jaxdiff.weights: an .npz or .safetensors file
 analytic   the exact denoiser of a `mixture` data source; the student then starts untrained
 fresh      an untrained network, to try a config without a teacher
 
@@ -28,7 +28,8 @@ from jaxdiff.training import export
 from jaxdiff.trees import by_name, misfits
 
 PRIVATE = ("parent", "name", "dtype", "remat", "loop", "dropout", "step_embed")  # may differ from the student
-CONVENTIONS = {"edm": "edm", "dit": "ddpm"}  # public weights: their denoiser.kind
+# public weights: their denoiser.kind
+CONVENTIONS = {"edm": "edm", "dit": "ddpm", "sd3": "flow", "sd_unet": "ddpm", "sdxl_unet": "ddpm"}
 
 
 class Frozen(NamedTuple):
@@ -67,7 +68,7 @@ def make(config: ConfigDict, model: Any, dataset: Dataset, build_model: Callable
             return jax.device_get(_initialise(model, dataset, config.seed))
         if kind == "run":
             return _from_run(path, shapes, model, dataset, build_model, config)
-        untold = ("heads", "scan")  # what a file cannot tell, or how its blocks are laid out
+        untold = ("heads", "head_width", "scan")  # what a file cannot tell, or how its blocks are laid out
         known = weights.KINDS[kind].model.__dataclass_fields__
         own = {name: getattr(model, name) for name in untold if name in known and hasattr(model, name)}
         loaded, params = weights.load(path, kind, **own)
@@ -87,6 +88,7 @@ def parameter_shapes(model: Any, dataset: Dataset) -> Any:
 def _initialise(model: Any, dataset: Dataset, seed: int) -> Any:
     image = jnp.zeros((1, *dataset.image_shape))
     cond: dict[str, Any] = {"label": jnp.zeros(1, jnp.int32)} if getattr(model, "num_classes", 0) else {}
+    cond |= {name: jnp.zeros((1, *value.shape), value.dtype) for name, value in dataset.null.items()}
     if getattr(model, "step_embed", ""):
         cond["step"] = jnp.zeros(1)
     return jax.jit(model.init)(jax.random.key(seed), image, jnp.ones(1), cond or None)["params"]

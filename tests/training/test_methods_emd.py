@@ -8,12 +8,14 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
-from jaxdiff import denoisers
+from jaxdiff import denoisers, models
+from jaxdiff.methods import emd
 from jaxdiff.methods.denoise import denoising_loss
-from jaxdiff.methods.emd import DIFF_INSTRUCT, e_step, m_step
+from jaxdiff.methods.emd import DIFF_INSTRUCT, correct, e_step, m_step
 from jaxdiff.noise.levels import edm_weight
 
 REFERENCE = {"alpha": 0.8, "sigma": 0.6, "m": 1.0, "s": 0.5, "a": 1.2, "b": -0.3}
@@ -469,3 +471,217 @@ def test_a_generator_that_cannot_fit_settles_where_its_divergence_says(log_snr, 
     assert abs(settle(level, 0.0, 1, "complete") - reverse) < 0.03
     assert abs(settle(level, 0.05, 32, "none") - forward_none) < 0.04
     assert abs(settle(level, 0.005, 32, "complete") - gentle) < 0.05
+
+
+# ------------------------------------------------------------------------------------------ the method
+
+
+class Affine(nn.Module):
+    """p + q x + r label, the smallest network with a condition."""
+
+    num_classes: int = 3
+    channels: int = 2
+
+    @nn.compact
+    def __call__(self, x, noise_label, cond=None, *, deterministic=True):
+        p = self.param("p", nn.initializers.constant(0.3), (2,))
+        q = self.param("q", nn.initializers.constant(0.4), ())
+        r = self.param("r", nn.initializers.constant(0.1), ())
+        label = 0.0 if cond is None else cond["label"].astype(jnp.float32)[:, None]
+        return p + q * x + r * label + 0.01 * jnp.asarray(noise_label, jnp.float32).reshape(-1, 1)
+
+
+TEACHER = {"p": jnp.array([0.5, -0.2]), "q": jnp.float32(0.5), "r": jnp.float32(0.2)}
+BATCH = {"image": jnp.zeros((16, 2)), "label": jnp.zeros(16, jnp.int32)}
+
+
+def make(**options):
+    options = {"sigma_star": 2.0, "steps": 3, "step_z": 0.01, **options}
+    return emd(Affine(), optax.sgd(0.1), optax.sgd(0.05), **options)
+
+
+def test_a_generator_starts_as_the_teacher_at_one_level():
+    method = make()
+    state = method.init(jax.random.key(0), BATCH, {"teacher": TEACHER})
+    for params in (state.params, state.ema, state.score):
+        chex.assert_trees_all_equal(params, TEACHER)
+    z, cond = jax.random.normal(jax.random.key(1), (5, 2)), {"label": jnp.arange(5) % 3}
+    exact = denoisers.edm(lambda x, noise, cond: Affine().apply({"params": TEACHER}, x, noise, cond))
+    np.testing.assert_allclose(method.sample(state, z, cond), exact(2.0 * z, 2.0, cond), rtol=1e-6)
+    scaled = make(input_scale="one").sample(state, z, cond)
+    np.testing.assert_allclose(scaled, exact(5**0.5 * z, 2.0, cond), rtol=1e-6)
+
+
+def test_a_step_is_the_three_parts_written_by_hand():
+    """Score first, then E-step and M-step with the new score; fresh draws for each; nothing else changes."""
+    method = make(score_updates=2, decay=lambda step, batch: jnp.float32(0.9), guidance=1.5, null={"label": 3})
+    state = method.init(jax.random.key(0), BATCH, {"teacher": TEACHER})
+    key = jax.random.key(7)
+    new, metrics = jax.jit(method.step)(state, BATCH, key)
+
+    def denoise(params):
+        return denoisers.edm(lambda x, noise, cond: Affine().apply({"params": params}, x, noise, cond))
+
+    def draw(key):
+        keys = jax.random.split(key, 4)
+        z, eps = (jax.random.normal(k, (16, 2)) for k in keys[:2])
+        sigma = jnp.exp(-1.2 + 1.2 * jax.random.normal(keys[2], (16,)))
+        return z, eps, sigma, {"label": jax.random.randint(keys[3], (16,), 0, 3)}
+
+    matching, chains = jax.random.split(key)
+    score = TEACHER
+    for k in jax.random.split(matching, 2):
+        z, eps, sigma, cond = draw(jax.random.split(k)[0])
+        x0 = denoise(TEACHER)(2.0 * z, 2.0, cond)
+
+        def loss(score, x0=x0, sigma=sigma, eps=eps, cond=cond):
+            error = (denoise(score)(x0 + sigma[:, None] * eps, sigma, cond) - x0) ** 2
+            return (((sigma**2 + 0.25) / (0.5 * sigma) ** 2)[:, None] * error).mean()
+
+        score = jax.tree.map(lambda p, g: p - 0.05 * g, score, jax.grad(loss)(score))
+    chex.assert_trees_all_close(new.score, score, rtol=1e-5)
+
+    drawn, noise = jax.random.split(chains)
+    z0, eps, sigma, cond = draw(drawn)
+    keys, z, level = jax.random.split(noise, 16), z0, sigma[:, None]
+    u, clean = level * eps, jnp.zeros_like(z0)
+    normal = jax.vmap(lambda k, i: jax.random.normal(jax.random.fold_in(k, i), (2,)), (0, None))
+    for i in range(3):
+        g, pull = jax.vjp(lambda z: denoise(TEACHER)(2.0 * z, 2.0, cond), z)
+        full, base = (denoise(TEACHER)(g + u, sigma, c) for c in (cond, {"label": jnp.full(16, 3)}))
+        gap = base + 1.5 * (full - base) - denoise(score)(g + u, sigma, cond)
+        clean = 0.84 * clean + 0.16 * gap
+        u = 0.84 * u + 0.16 * gap + 0.32**0.5 * level * normal(keys, 2 * i)
+        z = 0.99 * z + 0.01 * pull(gap / level**2)[0] + 0.02**0.5 * normal(keys, 2 * i + 1)
+
+    def surrogate(params):
+        made = denoise(params)(2.0 * z, 2.0, cond)
+        return 0.5 * ((jax.lax.stop_gradient(made + clean) - made) ** 2).mean()
+
+    value, gradient = jax.value_and_grad(surrogate)(TEACHER)
+    params = jax.tree.map(lambda p, g: p - 0.1 * g, TEACHER, gradient)
+    chex.assert_trees_all_close(new.params, params, rtol=1e-4)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-4)
+    chex.assert_trees_all_close(new.ema, jax.tree.map(lambda e, p: 0.9 * e + 0.1 * p, TEACHER, params), rtol=1e-5)
+    chex.assert_trees_all_equal(new.frozen, {"teacher": TEACHER})
+    np.testing.assert_allclose(metrics["eps_square"], jnp.square(u / level).mean(), rtol=1e-4)
+
+
+def test_a_gradient_taken_outside_sees_a_constant_chain():
+    """With the E-step inside a loss, derivatives by the scores are zero and those by the generator unchanged."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    z, eps = (jax.random.normal(k, (8, 2)) for k in keys[:2])
+    sigma = jnp.full(8, 0.7)
+
+    def loss(params, teacher, score):
+        generate = lambda p, z: p["a"] * jnp.tanh(z) + p["b"]  # noqa: E731
+        pair = (denoisers.gaussian(teacher, 0.5), denoisers.gaussian(score, 0.9))
+        chain = e_step(*pair, lambda z, c: generate(params, z), z, eps, sigma, keys[2], steps=3, step_z=0.01)
+        made = generate(params, chain.z)
+        return 0.5 * ((jax.lax.stop_gradient(made + chain.residual) - made) ** 2).mean(), chain
+
+    params = {"a": jnp.float32(0.8), "b": jnp.float32(0.1)}
+    slopes, chain = jax.grad(loss, (0, 1, 2), has_aux=True)(params, 0.3, -0.2)
+    assert float(slopes[1]) == float(slopes[2]) == 0
+    _, wanted = m_step(lambda p, z, c: p["a"] * jnp.tanh(z) + p["b"], params, chain, sigma)
+    chex.assert_trees_all_close(slopes[0], wanted, rtol=1e-4)
+
+
+def test_a_chain_that_explodes_is_left_out_of_the_update():
+    """One example of non-finite scores: the others' gradient, and a finite one."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    z, eps = (jax.random.normal(k, (8, 2)) for k in keys[:2])
+    sigma = jnp.full(8, 0.7)
+    bad = jnp.arange(8) == 5
+    teacher = lambda x, sigma, cond: jnp.where(bad[:, None], jnp.nan, 0.5 * x)  # noqa: E731
+    student = lambda x, sigma, cond: 0.6 * x  # noqa: E731
+    generate = lambda p, z, cond=None: p * z  # noqa: E731
+    each = jax.random.split(keys[2], 8)
+    chain = e_step(teacher, student, lambda z, c: generate(0.9, z), z, eps, sigma, each, steps=2)
+    np.testing.assert_array_equal(chain.finite, ~bad)
+    assert all(np.isfinite(value) for value in chain.metrics.values())
+    assert float(chain.metrics["nonfinite"]) == pytest.approx(1 / 8)
+    loss, gradient = m_step(generate, jnp.float32(0.9), chain, sigma)
+    kept = jnp.flatnonzero(~bad)
+    rest = e_step(
+        lambda x, sigma, cond: 0.5 * x,
+        student,
+        lambda z, c: generate(0.9, z),
+        z[kept],
+        eps[kept],
+        sigma[kept],
+        each[kept],
+        steps=2,
+    )
+    wanted = m_step(generate, jnp.float32(0.9), rest, sigma[kept])
+    np.testing.assert_allclose(8 / 7 * gradient, wanted[1], rtol=1e-4)
+    np.testing.assert_allclose(8 / 7 * loss, wanted[0], rtol=1e-4)
+
+
+def test_the_drift_of_z_can_be_bounded():
+    teacher, student = denoisers.gaussian(0.0, 0.1), denoisers.gaussian(0.0, 3.0)
+    z, eps = (3 * jax.random.normal(k, (4, 2)) for k in jax.random.split(jax.random.key(0)))
+    inputs = (teacher, student, lambda z, c: 3 * z, z, eps, jnp.full(4, 0.05), jax.random.key(1))
+    free = e_step(*inputs, steps=1, step_z=1e-3)
+    held = e_step(*inputs, steps=1, step_z=1e-3, clip_z=2.0)
+    assert float(free.metrics["z_drift"]) > 0.1 > 0.0021 > float(held.metrics["z_drift"])
+
+
+def test_corrected_samples_are_the_teachers():
+    """300 joint steps from a generator that is wrong: what the teacher makes of x has the teacher's moments."""
+    z = jax.random.normal(jax.random.key(0), (4000, 1))
+    generate = lambda z, cond: 1.2 * z - 0.3  # noqa: E731
+    pair = (denoisers.gaussian(1.0, 0.5), denoisers.gaussian(-0.3, 1.2))
+    options = {"sigma": 0.75, "steps": 300, "step_eps": 0.05, "step_z": 0.05, "cancel": "none"}
+    before, after = jax.jit(lambda: correct(*pair, generate, z, jax.random.key(1), **options))()
+    np.testing.assert_array_equal(before, generate(z, None))
+    spread = 0.25 / (0.25 + 0.75**2) ** 0.5  # of E[x0 | x]
+    assert abs(after.mean() - 1.0) < 0.03 and abs(after.std() / spread - 1) < 0.08
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scheme": "z"}, r"unknown EMD scheme 'z'.*choose one of eps,z, x,z, eps, x"),
+        ({"cancel": "all"}, "unknown noise cancellation 'all'"),
+        ({"steps": 0}, "at least one Langevin step, got steps=0"),
+        ({"step_eps": 1.5}, r"step_eps must be in \(0, 1\]"),
+        ({"step_x": 0.1}, "step_x=0.1 is for the schemes that carry x"),
+        ({"score_updates": 0}, "score_updates is at least 1"),
+        ({"guidance": 2.0}, "guidance=2.0 needs null values"),
+        ({"input_scale": "two"}, "unknown input_scale of a generator 'two'"),
+        ({"sigma_star": 0.0}, "sigma must be positive"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_memory_does_not_grow_with_the_length_of_the_chain():
+    """XLA's temporaries of a whole step with a convolutional network, K = 2 and K = 16."""
+    model = models.UNet(resolution=8, channels=1, width=8, multipliers=(1,), blocks=1, attention=())
+    batch = {"image": jnp.zeros((8, 8, 8, 1))}
+    sizes = []
+    for steps in (2, 16):
+        method = emd(model, optax.sgd(0.1), steps=steps)
+        shapes = jax.eval_shape(
+            lambda m=method: m.init(
+                jax.random.key(0), batch, {"teacher": model.init(jax.random.key(0), batch["image"], 1.0)["params"]}
+            )
+        )
+        quick = {"xla_backend_optimization_level": 0}
+        program = jax.jit(method.step, compiler_options=quick).lower(shapes, batch, jax.random.key(0)).compile()
+        sizes.append(program.memory_analysis().temp_size_in_bytes)
+    assert sizes[1] <= 1.05 * sizes[0], sizes
+
+
+def test_a_step_lowers_for_accelerators():
+    model = models.UNet(resolution=8, channels=1, width=8, multipliers=(1,), blocks=1, attention=())
+    batch = {"image": jnp.zeros((8, 8, 8, 1))}
+    method = emd(model, optax.sgd(0.1), steps=2, score_updates=2)
+    teacher = jax.eval_shape(lambda: model.init(jax.random.key(0), batch["image"], 1.0)["params"])
+    shapes = jax.eval_shape(method.init, jax.random.key(0), batch, {"teacher": teacher})
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    exported = jax.export.export(jax.jit(method.step), platforms=["tpu", "cuda"])(shapes, batch, key)
+    assert exported.platforms == ("tpu", "cuda") and "stablehlo.while" in exported.mlir_module()

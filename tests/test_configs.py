@@ -166,7 +166,8 @@ def test_tiny_trains_a_step_and_samples(name):
         job = training.build(config, jax.devices()[:1])
         batch = job.dataset.batch(0, config.data.batch_size)
         before = filled(declare(job)[0])
-        state, metrics = jax.jit(job.method.step)(before, batch, jax.random.key(1))
+        quick = {"xla_backend_optimization_level": 0}  # to compile
+        state, metrics = jax.jit(job.method.step, compiler_options=quick)(before, batch, jax.random.key(1))
         ((images, labels),) = sample(job, state, 4, seed=0)
     assert metrics["loss"] > 0
     assert all(jnp.isfinite(value).all() for value in metrics.values()), metrics

@@ -1,5 +1,18 @@
-"""Noise: how training draws and weighs its levels."""
+"""Noise: how training draws and weighs its levels, and which noise goes with which image."""
 
+from jaxdiff.noise.assignment import assign, distance_reduction, linear_assignment
 from jaxdiff.noise.levels import LEVELS, WEIGHTS, Levels, Weight, at_least, make_levels, make_weight, shifted
 
-__all__ = ["LEVELS", "WEIGHTS", "Levels", "Weight", "at_least", "make_levels", "make_weight", "shifted"]
+__all__ = [
+    "LEVELS",
+    "WEIGHTS",
+    "Levels",
+    "Weight",
+    "assign",
+    "at_least",
+    "distance_reduction",
+    "linear_assignment",
+    "make_levels",
+    "make_weight",
+    "shifted",
+]

@@ -146,15 +146,19 @@ class Recipe:
 
     def train(self, seed: int, teacher: Any = None, watch: Any = None) -> tuple[Any, float]:
         """The student and the seconds of its fine-tuning, compilation left out; `watch(iteration, state, metrics)`."""
-        frozen = {"teacher": self.lab.teacher if teacher is None else teacher}
-        if self.config.method.name == "sfd" and "lpips" in self.config.sfd.loss:
-            frozen["lpips"] = self.lab.lpips
-        state = self.start(jax.random.key(seed), self.batch, frozen)
+        state = self.begin(seed, teacher)
         if self.step is None:
             run = jax.jit(self.method.step, donate_argnums=0)
             self.step = run.lower(state, self.batch, jax.random.key(0)).compile()
         state, seconds = _repeat(self.step, state, self.batch, self.iterations, seed, watch)
         return self.method.export(state), seconds
+
+    def begin(self, seed: int, teacher: Any = None) -> Any:
+        """The state before training."""
+        frozen = {"teacher": self.lab.teacher if teacher is None else teacher}
+        if self.config.method.name == "sfd" and "lpips" in self.config.sfd.loss:
+            frozen["lpips"] = self.lab.lpips
+        return self.start(jax.random.key(seed), self.batch, frozen)
 
     def sample(self, state: Any, nfe: int | None, seed: int) -> np.ndarray:
         """Images of a sampling seed; `nfe` for students of several numbers of evaluations."""

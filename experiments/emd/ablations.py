@@ -55,7 +55,7 @@ def study(lab: Lab, changes: dict[str, Any]) -> dict[str, Any]:
         norms.clear()
         student, seconds = recipe.train(seed, watch=watch)
         scores.append(lab.measure(recipe.sample(student, None, seed)))
-    start = lab.run(changes, 0).train(0)[0]
+    start = recipe.method.export(recipe.begin(0))
     before = lab.measure(recipe.sample(start, None, 0))["frechet"]
     return {"scores": scores, "before": before, "grad_norm": list(norms), "seconds": seconds}
 

@@ -29,7 +29,7 @@ def main() -> None:
     emd, plain = lab.run({}, updates), lab.run(DIFF_INSTRUCT, updates)
     rows: dict[str, Scores] = {
         "teacher, Heun at 35": [lab.measure(*heun(lab, seed)) for seed in lab.seeds],
-        "one step, undistilled": [measure(lab, emd, lab.run({}, 0).train(seed)[0], seed) for seed in lab.seeds],
+        "one step, undistilled": [measure(lab, emd, emd.method.export(emd.begin(0)), seed) for seed in lab.seeds],
     }
     seconds: dict[str, list[float]] = {"EMD": [], "Diff-Instruct": []}
     students: dict[str, list[Any]] = {"EMD": [], "Diff-Instruct": []}

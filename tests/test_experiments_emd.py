@@ -1,0 +1,67 @@
+"""The EMD studies run from end to end at tiny size, and fill their tables."""
+
+import json
+import math
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "emd"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Runs a study as its command line would: (results, printed text); every number must be finite."""
+    monkeypatch.syspath_prepend(FOLDER)
+
+    def study(name, *flags):
+        monkeypatch.setattr(sys, "argv", [name, "--tiny", f"--out={tmp_path}", *flags])
+        runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+        (results,) = tmp_path.glob("*.json")
+        assert results.with_suffix(".png").stat().st_size > 1000
+        found = json.loads(results.read_text())
+        assert all(math.isfinite(x) for x in numbers(found))
+        return found, capsys.readouterr().out
+
+    yield study
+    sys.modules.pop("lab", None)
+
+
+def numbers(tree):
+    if isinstance(tree, dict | list):
+        for leaf in tree.values() if isinstance(tree, dict) else tree:
+            yield from numbers(leaf)
+    elif isinstance(tree, float):
+        yield tree
+
+
+def test_mixture(run):
+    found, text = run("mixture", "--seeds=2")
+    assert {way: len(rows) for way, rows in found["rows"].items()} == {"EMD": 2, "Diff-Instruct": 2}
+    assert all(0 <= row["modes"] <= 25 for rows in found["rows"].values() for row in rows)
+    assert len(found["verdicts"]) == 2 and text.count("held:") + text.count("HELD:") == 2
+
+
+@pytest.mark.slow
+def test_divergences(run):
+    found, text = run("divergences")
+    assert len(found["fixed_points"]) == 7 and "reverse optimum" in text
+    assert found["reverse_optimum"] == pytest.approx([1.80, 1.875], abs=0.01)
+
+
+@pytest.mark.slow
+def test_digits(run):
+    found, text = run("digits", "--seeds=2")
+    assert all(len(scores) == 2 for scores in found["rows"].values()) and len(found["rows"]) == 5
+    assert len(found["verdicts"]) == 4 and "equal time" in text
+
+
+@pytest.mark.slow
+def test_ablations(run):
+    found, text = run("ablations", "--axis=cancel", "--axis=K")
+    assert list(found["axes"]["cancel"]) == ["complete", "last", "none"] and list(found["axes"]["K"]) == list(
+        "1248"
+    ) + ["16"]
+    assert "gradient norm" in text

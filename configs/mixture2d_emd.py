@@ -18,9 +18,9 @@ def get_config(arg: str = "") -> ConfigDict:
     with c.unlocked():
         c.method.name = "emd"
         c.teacher.kind = "analytic"
-        c.emd.steps, c.emd.step_z = 8, 1e-3
+        c.emd.steps, c.emd.step_z = 4, 1e-3
         c.emd.levels, c.emd.level_options = "lognormal", ConfigDict({"mean": -1.5, "std": 1.0})
-        c.emd.score_rate, c.emd.score_updates = 2e-3, 2
+        c.emd.score_rate, c.emd.score_updates = 2e-3, 3
         c.optim.learning_rate, c.optim.options = 1e-3, ConfigDict({"b1": 0.0, "b2": 0.99})
         c.sample.solver, c.sample.steps, c.sample.sigma_max = "euler", 1, 1.0
         if arg == "tiny":
@@ -28,7 +28,6 @@ def get_config(arg: str = "") -> ConfigDict:
             return c
         if arg == "diff_instruct":
             c.emd.steps, c.emd.scheme = 1, "eps"
-        c.model.fields.width = 128
-        c.train.steps, c.train.eval_every, c.train.save_every = 4000, 4000, 2000
+        c.train.steps, c.train.eval_every, c.train.save_every = 2000, 2000, 1000
         c.optim.decay_images = c.data.batch_size * c.train.steps
     return c

@@ -114,8 +114,7 @@ def e_step(
 
     `teacher` and `student` are denoisers of the two densities; `generate(z, cond)` is differentiated by z alone, once
     a step. sigma [b] is the noise level of each chain; `key` one key, or one for each, with which a chain does not
-    depend on the others. Everything carried is float32; what is returned is constant to a
-    gradient taken outside.
+    depend on the others. Everything carried is float32; to a gradient taken outside, what is returned is constant.
 
     step_x     schemes with x: gamma_x; 0 = step_eps sigma^2, with which "x" equals "eps" step by step
     half       the other convention of Langevin steps, (gamma/2, sqrt(gamma)) instead of (gamma, sqrt(2 gamma))

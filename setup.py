@@ -41,6 +41,7 @@ setup(
         "tpu": ["jax[tpu]>=0.10.0"],
         "test": [
             "beartype>=0.22.2",
+            "chex>=0.1.90",
             "ipykernel>=7.0",
             "mypy>=1.18",
             "nbclient>=0.10.2",

@@ -37,6 +37,7 @@ def numbers(tree):
         yield tree
 
 
+@pytest.mark.slow
 def test_mixture(run):
     found, text = run("mixture", "--seeds=2")
     assert {way: len(rows) for way, rows in found["rows"].items()} == {"EMD": 2, "Diff-Instruct": 2}

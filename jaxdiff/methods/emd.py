@@ -261,7 +261,7 @@ def emd(
     decay: ema_lib.Decay | None = None,
     parts: int = 1,
     place: Callable[[Array], Array] = lambda x: x,
-    unroll: int | None = None,
+    unroll: int = 1,
     **chain: Any,
 ) -> Method:
     """Distil a teacher into g(z) = D(sigma_star z, sigma_star), D = wrapper(network) with the teacher's weights.
@@ -279,8 +279,8 @@ def emd(
     dropout        of D_S while it is trained; every network of a chain is deterministic
     rate           factor of both learning rates by iteration
     place          a sharding constraint for arrays drawn here, as in `sfd`
-    unroll         of the chain's loop; by default whole where XLA is slow at convolution gradients inside loops (CPU)
-                   and the model has no loop form of its own
+    unroll         of the chain's loop. On CPU, where XLA is slow at convolution gradients inside loops, a model without
+                   a loop form (`layers.loop_conv`) wants unroll=steps
     """
     check_sigma(sigma_star)
     score_optimizer = score_optimizer or optimizer
@@ -295,8 +295,6 @@ def emd(
     check_chain(**{name: chain.get(name, value) for name, value in defaults.items()})
     scheme, own = chain.get("scheme", "eps,z"), teacher is None
     looped = in_loops(model)  # for the chain, and for D_S when it is updated in a loop
-    if unroll is None:
-        unroll = chain.get("steps", 16) if jax.default_backend() == "cpu" and looped is model else 1
 
     def generate(params: Any, z: Array, cond: Cond = None, model: nn.Module = model) -> Array:
         return denoisers.one_step(wrapper(network(model, params)), sigma_star, scale)(z, cond)

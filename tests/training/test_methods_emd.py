@@ -138,7 +138,7 @@ def test_the_recursion_gives_the_table_of_finite_chains(step_eps, step_z, steps,
 @pytest.mark.parametrize(
     ("step_eps", "step_z", "steps"), [(0.16, 0.0, 1), (0.16, 0.0, 8), (0.16, 0.04, 1), (0.16, 0.16, 16)]
 )
-@pytest.mark.parametrize("point", [REFERENCE, *OTHERS])
+@pytest.mark.parametrize("point", [REFERENCE, *OTHERS], ids=["reference", "wide", "far"])
 def test_chains_have_the_moments_of_the_recursion(point, step_eps, step_z, steps):
     """Means, variances and gradients within five standard errors, in all modes of cancellation."""
     examples = 200_000 if steps == 1 else 20_000
@@ -458,7 +458,8 @@ def settle(level, step_z, steps, cancel, iterations=400, examples=512):
 
 
 @pytest.mark.parametrize(
-    ("log_snr", "reverse", "forward_none", "gentle"), [(1.0, 1.804, 2.056, 2.182), (0.0, 1.880, 2.044, 2.050)]
+    ("log_snr", "reverse", "forward_none", "gentle"),
+    [(1.0, 1.804, 2.056, 2.182), pytest.param(0.0, 1.880, 2.044, 2.050, marks=pytest.mark.slow)],
 )
 def test_a_generator_that_cannot_fit_settles_where_its_divergence_says(log_snr, reverse, forward_none, gentle):
     """Diff-Instruct at the reverse optimum; EMD at the forward one, which matches moments: a^2 = 4.25."""

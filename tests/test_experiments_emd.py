@@ -1,40 +1,13 @@
 """The EMD studies run from end to end at tiny size, and fill their tables."""
 
-import json
-import math
-import runpy
-import sys
-from pathlib import Path
-
 import pytest
-
-FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "emd"
+from studies import EXPERIMENTS, forget, studies
 
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    """Runs a study as its command line would: (results, printed text); every number must be finite."""
-    monkeypatch.syspath_prepend(FOLDER)
-
-    def study(name, *flags):
-        monkeypatch.setattr(sys, "argv", [name, "--tiny", f"--out={tmp_path}", *flags])
-        runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
-        (results,) = tmp_path.glob("*.json")
-        assert results.with_suffix(".png").stat().st_size > 1000
-        found = json.loads(results.read_text())
-        assert all(math.isfinite(x) for x in numbers(found))
-        return found, capsys.readouterr().out
-
-    yield study
-    sys.modules.pop("lab", None)
-
-
-def numbers(tree):
-    if isinstance(tree, dict | list):
-        for leaf in tree.values() if isinstance(tree, dict) else tree:
-            yield from numbers(leaf)
-    elif isinstance(tree, float):
-        yield tree
+    yield studies(EXPERIMENTS / "emd", monkeypatch, capsys, tmp_path)
+    forget()
 
 
 @pytest.mark.slow

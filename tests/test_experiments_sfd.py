@@ -1,46 +1,25 @@
 """The SFD studies run from end to end with an untrained teacher, and fill their tables."""
 
-import json
-import math
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
+from studies import EXPERIMENTS, forget, studies
 
-FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "sfd"
+FOLDER = EXPERIMENTS / "sfd"
 
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    """Runs a study as its command line would: (results, printed text); every number must be finite."""
-    monkeypatch.syspath_prepend(FOLDER)
+    study = studies(FOLDER, monkeypatch, capsys, tmp_path)
 
-    def study(name, *flags):
-        monkeypatch.setattr(sys, "argv", [name, "--tiny", f"--out={tmp_path}", *flags])
-        runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
-        (results,) = tmp_path.glob("*.json")
-        assert results.with_suffix(".png").stat().st_size > 1000
-        found = json.loads(results.read_text())
+    def checked(name, *flags):
+        found, text = study(name, *flags)
         assert found["settings"]["iterations"] == 2 and found["settings"]["config"]["method"]["name"] == "sfd"
-        assert all(math.isfinite(x) for x in numbers(found))
-        return found, capsys.readouterr().out
+        return found, text
 
-    yield study
+    yield checked
     forget()
-
-
-def forget():
-    for name in ("lab", "variants"):
-        sys.modules.pop(name, None)
-
-
-def numbers(tree):
-    if isinstance(tree, dict | list):
-        for leaf in tree.values() if isinstance(tree, dict) else tree:
-            yield from numbers(leaf)
-    elif isinstance(tree, float):
-        yield tree
 
 
 def test_needs_a_teacher(monkeypatch, capsys, tmp_path):

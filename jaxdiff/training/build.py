@@ -251,12 +251,7 @@ def _sfd(
         parts=config.optim.accumulate,
         place=partial(sharding.along_batch, mesh=mesh),
     )
-    shapes = {"teacher": teacher.frozen.shapes, **({} if lpips is None else {"lpips": lpips.shapes})}
-
-    def load() -> dict[str, Any]:
-        return {"teacher": teacher.frozen.load(), **({} if lpips is None else {"lpips": lpips.load()})}
-
-    return method, Frozen(shapes, load)
+    return method, teachers.together(teacher=teacher.frozen, lpips=lpips)
 
 
 def _emd(
@@ -300,11 +295,7 @@ def _emd(
         place=partial(sharding.along_batch, mesh=mesh),
         **{name: c[name] for name in CHAIN},
     )
-
-    def load() -> dict[str, Any]:
-        return {"teacher": teacher.frozen.load()}
-
-    return method, Frozen({"teacher": teacher.frozen.shapes}, load)
+    return method, teachers.together(teacher=teacher.frozen)
 
 
 def build_lpips(config: ConfigDict, dataset: Dataset) -> tuple[Callable[..., Any] | None, Frozen | None]:

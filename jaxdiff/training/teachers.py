@@ -39,6 +39,13 @@ class Frozen(NamedTuple):
     load: Callable[[], Any]
 
 
+def together(**parts: Frozen | None) -> Frozen:
+    """Several under their names, those that are None left out."""
+    held = {name: part for name, part in parts.items() if part is not None}
+    shapes = {name: part.shapes for name, part in held.items()}
+    return Frozen(shapes, lambda: {name: part.load() for name, part in held.items()})
+
+
 class Teacher(NamedTuple):
     """`denoiser(params)`, or None for the student's own architecture; and the parameters."""
 

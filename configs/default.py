@@ -77,12 +77,28 @@ def get_config(arg: str = "") -> ConfigDict:
     c.emd.input_scale = "sigma"  # the network sees sigma_star z, or ("one") sqrt(1 + sigma_star^2) z
     c.emd.mcmc_sigma = 0.3  # noise level of `jaxdiff sample --mcmc_steps`
 
+    c.consistency = ConfigDict()  # consistency models; noise.mean and noise.std say where the intervals are drawn
+    c.consistency.distil = False  # along a teacher's trajectories, or from data alone
+    c.consistency.solver = "heun"  # of the teacher: heun, euler
+    c.consistency.guidance = 1.0  # of the teacher
+    c.consistency.sigma_min = 0.002  # where the function is the identity
+    c.consistency.sigma_max = 80.0
+    c.consistency.rho = 7.0  # of the grid of intervals
+    c.consistency.first = 10  # intervals at the beginning; they double until there are `last`
+    c.consistency.last = 1280
+    c.consistency.huber = 0.00054  # c of the pseudo-Huber loss, per root of the dimension
+    c.consistency.target_decay = 0.0  # of an average of the parameters as target; 0 = the trained ones themselves
+
     c.noise = ConfigDict()
     c.noise.levels = "lognormal"  # lognormal, logit_normal, uniform, cosine, polynomial, discrete (the ddpm schedule)
     c.noise.mean = -1.2  # of ln sigma, for lognormal and logit_normal
     c.noise.std = 1.2
     c.noise.shift = 1.0  # sigma -> shift * sigma for larger images
     c.noise.weight = "edm"  # edm, min_snr, sigmoid, flow, eps, x0
+    c.noise.assignment = (
+        "none"  # of a batch's noises to its images: none, hungarian, knn, hungarian_l2, hungarian_l1...
+    )
+    c.noise.assignment_options = ConfigDict()  # groups (0 = one a device), within_class, half, exact, k, limit
 
     c.cond = ConfigDict()
     c.cond.drop = 0.0  # probability that a condition is replaced by its null value in training
@@ -108,7 +124,8 @@ def get_config(arg: str = "") -> ConfigDict:
     c.train.eval_every = 0  # steps between evaluations; 0 = none
     c.train.save_every = 500  # steps between checkpoints; the end and every stop are saved too
     c.train.on_nonfinite = "stop"  # stop at the first non-finite step, or skip it and count
-    c.train.init_from = ""  # workdir or exported file whose parameters this run starts from
+    c.train.init_from = ""  # workdir, exported file or public weights whose parameters this run starts from
+    c.train.init_kind = "run"  # run (the first two), or the kind of the weights: edm, dit, sd_unet...
 
     c.checkpoint = ConfigDict()
     c.checkpoint.keep = 3  # newest checkpoints kept, beside the best by the evaluation's distance

@@ -3,7 +3,8 @@
     sigma ~ levels,  eps ~ N(0, I),  x = x0 + sigma eps
     loss = E weight(sigma) |D(x, sigma, cond) - x0|^2        (mean over pixels and examples)
 
-With some probability a condition is replaced by its null value, so that the network can be guided.
+With some probability a condition is replaced by its null value, so that the network can be guided. Noises and images
+of a batch may be paired by nearness first (`noise.coupling`): immiscible diffusion.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jaxdiff.denoisers import Cond, Denoiser
 from jaxdiff.methods import ema as ema_lib
 from jaxdiff.methods.method import Batch, Method, Metrics, accumulate, cond_of, data_of, update
 from jaxdiff.models import network
+from jaxdiff.noise.immiscible import Coupling
 from jaxdiff.noise.levels import Levels, Weight, edm_weight, lognormal
 
 
@@ -50,12 +52,14 @@ def denoise(
     decay: ema_lib.Decay | None = None,
     null: Cond = None,
     drop: float = 0.0,
+    couple: Coupling | None = None,
     parts: int = 1,
 ) -> Method:
     """Train `wrapper(network)` to denoise. The defaults are EDM's levels and weight and no averaging (decay 0).
 
     `null` holds what stands for "no condition", e.g. {"label": num_classes}; each of its keys is dropped
-    independently with probability `drop`. `parts` accumulates gradients over slices of the batch.
+    independently with probability `drop`. `couple` pairs the batch's noises with its images. `parts` accumulates
+    gradients over slices of the batch; pairs are made over all of it.
     """
     levels, weight = levels or lognormal(), weight or edm_weight()
     decay = decay or ema_lib.constant(0.0)
@@ -76,11 +80,8 @@ def denoise(
     def step(state: State, batch: Batch, key: Array) -> tuple[State, Metrics]:
         keys = dict(zip(("sigma", "eps", "drop", "dropout"), jax.random.split(key, 4), strict=True))
         x0, cond = data_of(batch), cond_of(batch)
-        examples: dict[str, Any] = {
-            "x0": x0,
-            "sigma": levels(keys["sigma"], x0.shape[0]),
-            "eps": jax.random.normal(keys["eps"], x0.shape, x0.dtype),
-        }
+        eps, paired = draw_noise(keys["eps"], x0, cond, couple)
+        examples: dict[str, Any] = {"x0": x0, "sigma": levels(keys["sigma"], x0.shape[0]), "eps": eps}
         if cond is not None:
             examples["cond"] = drop_conditions(keys["drop"], cond, null or {}, drop)
 
@@ -93,7 +94,7 @@ def denoise(
         params, opt_state = update(optimizer, gradients, state.opt_state, state.params)
         done = state.step + 1
         rate = decay(done, x0.shape[0])
-        metrics = {**metrics, "grad_norm": optax.tree.norm(gradients), "ema_decay": jnp.asarray(rate)}
+        metrics |= {"grad_norm": optax.tree.norm(gradients), "ema_decay": jnp.asarray(rate), **paired}
         return State(done, params, ema_lib.average(rate, state.ema, params), opt_state), metrics
 
     def denoiser(state: State) -> Denoiser:
@@ -106,6 +107,12 @@ def denoise(
         return State(state.step, None, state.ema, None)
 
     return Method(init, step, sample, denoiser, export)
+
+
+def draw_noise(key: Array, x0: Array, cond: Cond, couple: Coupling | None) -> tuple[Array, Metrics]:
+    """Unit noise like x0, each paired with its image by `couple`; and what that tells."""
+    eps = jax.random.normal(key, x0.shape, x0.dtype)
+    return (eps, {}) if couple is None else couple(x0, eps, cond, jax.random.fold_in(key, 1))
 
 
 def denoising_loss(apply: Denoiser, examples: dict[str, Any], weight: Weight) -> tuple[Array, Array]:

@@ -21,20 +21,22 @@ from jaxdiff.errors import pick
 def grid(
     n: int, sigma_min: float, sigma_max: float, kind: str = "polynomial", rho: float | None = None, table: Any = None
 ) -> np.ndarray:
-    """n descending noise levels; the last is sigma_min, no zero is appended.
+    """n descending noise levels; the last is sigma_min (of one level, sigma_max), no zero is appended.
 
     `rho` bends the knots, linear in time^(1/rho): 7 for polynomial, 1 for the others unless given.
     `table` holds the ascending noise levels of a discrete model (`denoisers.sigma_table(abar)`).
     """
     build, default_rho = pick(GRIDS, kind, "grid kind")
-    if n < 2:
-        raise ValueError(f"a grid needs at least 2 timestamps, got n={n}")
+    if n < 1:
+        raise ValueError(f"a grid needs at least 1 timestamp, got n={n}")
     if not 0 < sigma_min < sigma_max < np.inf:
         raise ValueError(f"a grid needs 0 < sigma_min < sigma_max, got {sigma_min=} and {sigma_max=}")
     if (kind == "discrete") == (table is None):
         raise ValueError(
             "kind='discrete' and table (the model's ascending noise levels) go together: give both or neither"
         )
+    if n == 1:
+        return np.array([float(sigma_max)])
     knots = build(n, float(sigma_min), float(sigma_max), rho or default_rho, table)
     knots[0], knots[-1] = sigma_max, sigma_min
     return knots

@@ -33,12 +33,14 @@ def solve(
     key         for stochastic solvers; an array of one key per example makes an image independent of its batch
     trajectory  True: all len(sigmas) states along a new leading axis, the start included. A sequence of
                 indices: only those states, and only they are held in memory
-    to_zero     end with x0 = D(x, sigmas[-1]), the Euler step to sigma = 0, one more evaluation
+    to_zero     end with x0 = D(x, sigmas[-1]), the Euler step to sigma = 0, one more evaluation; one timestamp will do
     """
     method = make(solver) if isinstance(solver, str) else solver
-    grid, xp = _check_grid(sigmas)
+    grid, xp = _check_grid(sigmas, 1 if to_zero and not afs else 2)
     check_cond(cond)
     keep = _check_keep(trajectory, len(grid), to_zero)
+    if len(grid) == 1:
+        return denoise(at_least_float32(x), jnp.asarray(grid[0], at_least_float32(x).dtype), cond)
     if method.stochastic and key is None:
         raise ValueError(
             f"{solver if isinstance(solver, str) else 'this solver'} draws noise: pass key=jax.random.key(seed)"
@@ -75,15 +77,17 @@ def analytic_first_step(x: Array, sigma: Sigma, cond: Cond = None) -> Array:
     return x * (1 - sigma / jnp.sqrt(1 + sigma**2))
 
 
-def _check_grid(sigmas: Any) -> tuple[Any, Any]:
+def _check_grid(sigmas: Any, least: int) -> tuple[Any, Any]:
     """The grid in float64 NumPy when it can be looked at, else as it is; and the array library to use on it."""
     seen = concrete(sigmas)
     if seen is None:
-        if sigmas.ndim != 1 or len(sigmas) < 2:
-            raise ValueError(f"sigmas must be 1-D with at least 2 timestamps, got shape {sigmas.shape}")
+        if sigmas.ndim != 1 or len(sigmas) < least:
+            raise ValueError(f"sigmas must be 1-D with at least {least} timestamps, got shape {sigmas.shape}")
         return sigmas, jnp
-    if seen.ndim != 1 or len(seen) < 2:
-        raise ValueError(f"sigmas must be 1-D with at least 2 timestamps, got shape {seen.shape}; see solvers.grid")
+    if seen.ndim != 1 or len(seen) < least:
+        raise ValueError(
+            f"sigmas must be 1-D with at least {least} timestamps, got shape {seen.shape}; see solvers.grid"
+        )
     if seen[-1] == 0 and (seen[:-1] > 0).all():
         raise ValueError(
             "sigmas ends in 0: leave the zero out and pass to_zero=True, which ends with x0 = D(x, sigmas[-1])"

@@ -11,6 +11,7 @@ so adding one is adding a function that fills the table. With lambda = -ln sigma
     dpmpp2m, 3m    exponential integrator with backward differences of m          (Lu et al. 2022); see `_dpmpp`
     unipc          dpmpp2m whose every state is corrected, at no cost, once D is known there   (Zhao et al. 2023)
     ancestral      euler to s_down, then noise up to s: s_down^2 + c^2 = s^2
+    renoise        x0 = D, then noise up to s: how a consistency model takes several steps   (Song et al. 2023)
     sde_dpmpp2m    dpmpp2m of the SDE: h -> (1 + eta) h in the exponentials, c = s sqrt(1 - e^{-2 eta h})
     heun           y = x + (s-t) d; x + (s-t) (d + d(y, s)) / 2                  (two evaluations; EDM churn optional)
     dpm2           m = t^{1-r} s^r; y = x + (m-t) d; x + (s-t) (d(y, m)/(2r) + (1 - 1/(2r)) d)   (two evaluations)
@@ -53,7 +54,7 @@ class Solver(NamedTuple):
     def timestamps(self, nfe: int, afs: bool = False, to_zero: bool = False) -> int:
         """The grid size that spends a number of evaluations; the inverse of `nfe`."""
         steps, left = divmod(nfe + afs - to_zero, self.evaluations)
-        if left or steps < 1:
+        if left or steps < 1 - (to_zero and not afs):
             each = f"{self.evaluations} with {afs=}, {to_zero=}"
             raise ValueError(f"{nfe} evaluations cannot be spent in whole steps of {each}")
         return steps + 1
@@ -228,6 +229,18 @@ def ancestral(eta: float = 1.0) -> Solver:
     return _linear(rows, terms=1, stochastic=True)
 
 
+def renoise(floor: float = 0.0) -> Solver:
+    """D(x, t) + sqrt(s^2 - floor^2) noise; `floor` is the noise that D leaves, a consistency model's lowest level."""
+    if floor < 0:
+        raise ValueError(f"renoise: floor is a noise level >= 0, got {floor}")
+
+    def rows(sigmas: Any, xp: ModuleType) -> Rows:
+        s = sigmas[1:]
+        return {"a": 0 * s, "b": xp.ones_like(s)[:, None], "c": xp.sqrt(xp.maximum(s**2 - floor**2, 0.0))}
+
+    return _linear(rows, terms=1, stochastic=True)
+
+
 def sde_dpmpp2m(eta: float = 1.0) -> Solver:
     """SDE-DPM-Solver++(2M); eta = 0 is DPM-Solver++(2M) without the lower-order end."""
     _check_eta("sde_dpmpp2m", eta)
@@ -318,6 +331,7 @@ SOLVERS: dict[str, Callable[..., Solver]] = {
     "dpmpp3m": dpmpp3m,
     "unipc": unipc,
     "ancestral": ancestral,
+    "renoise": renoise,
     "sde_dpmpp2m": sde_dpmpp2m,
 }
 

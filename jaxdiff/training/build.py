@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from jaxdiff import denoisers, models, noise, solvers, weights
@@ -55,9 +55,15 @@ def build(config: ConfigDict, devices: Any = None) -> Job:
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
     sharding.check_batch(config.data.batch_size, mesh, config.optim.accumulate)
     pick({"stop": 0, "skip": 0}, config.train.on_nonfinite, "train.on_nonfinite")
+    pick({"run": 0, **teachers.CONVENTIONS}, config.train.init_kind, "train.init_kind")
     if config.data.source in IMAGELESS and config.train.eval_every:
         raise ValueError(
             f"data.source={config.data.source!r} has nothing to compare samples with; set train.eval_every=0"
+        )
+    if config.noise.assignment != "none" and config.method.name not in PAIRED:
+        raise ValueError(
+            f"noise.assignment={config.noise.assignment!r} pairs noise with data, which method {config.method.name!r} "
+            f"does not diffuse; it is for {', '.join(PAIRED)}"
         )
     model = build_model(config, dataset)
     if not getattr(model, "num_classes", 0):
@@ -142,6 +148,22 @@ def build_weight(config: ConfigDict) -> noise.Weight:
     return noise.make_weight(config.noise.weight, **options)
 
 
+def build_coupling(config: ConfigDict, dataset: Dataset, mesh: Mesh) -> noise.Coupling | None:
+    """How the noises of a batch are paired with its images; tried on shapes, so that what cannot be is found here."""
+    if config.noise.assignment == "none":
+        return None
+    options = _options(config.noise.assignment_options)
+    try:
+        couple = noise.coupling(config.noise.assignment, sharding=NamedSharding(mesh, sharding.BATCH), **options)
+    except TypeError:
+        known = ", ".join(["groups", "within_class", "exact", "half", "k", "limit"])
+        raise ValueError(f"noise.assignment_options may hold {known}; got {', '.join(options)}") from None
+    x = jax.ShapeDtypeStruct((config.data.batch_size, *dataset.image_shape), jnp.float32)
+    cond = {"label": jax.ShapeDtypeStruct(x.shape[:1], jnp.int32)} if dataset.num_classes else None
+    jax.eval_shape(couple, x, x, cond, jax.random.key(0))
+    return couple
+
+
 def build_grid(config: ConfigDict) -> Callable[[int], Any]:
     """Number of timestamps -> the config's grid of so many."""
     c = config.sample
@@ -199,9 +221,45 @@ def _denoise(
         decay=ema.make(config.ema.kind, **_options(config.ema.options)),
         null=null,
         drop=config.cond.drop if null else 0.0,
+        couple=build_coupling(config, dataset, mesh),
         parts=config.optim.accumulate,
     )
     return method, None
+
+
+def _consistency(
+    config: ConfigDict, model: Any, dataset: Dataset, null: Cond, solver: solvers.Solver, mesh: Mesh
+) -> tuple[Method, Frozen | None]:
+    c, s = config.consistency, config.sample
+    if s.solver != "renoise" or not s.to_zero or s.afs or s.guidance != 1.0:
+        raise ValueError(
+            f"a consistency model is sampled by sample.solver='renoise' with sample.to_zero=True, afs=False and "
+            f"guidance=1.0, got {s.solver!r}, {s.to_zero}, {s.afs} and {s.guidance}"
+        )
+    if s.sigma_min < c.sigma_min or s.sigma_max > c.sigma_max:
+        raise ValueError(
+            f"a consistency model knows levels from consistency.sigma_min={c.sigma_min} to sigma_max={c.sigma_max}; "
+            f"sample.sigma_min={s.sigma_min} and sample.sigma_max={s.sigma_max} must lie between"
+        )
+    if config.noise.levels != "lognormal":
+        raise ValueError(f"consistency models draw lognormal levels, got noise.levels={config.noise.levels!r}")
+    teacher = teachers.make(config, model, dataset, build_model) if c.distil else None
+    method = METHODS["consistency"](
+        model,
+        build_optimizer(config),
+        build_sampler(config, null, solver),
+        total=config.train.steps,
+        wrapper=build_wrapper(config),
+        teacher=teacher.denoiser if teacher else None,
+        null=null,
+        mean=config.noise.mean,
+        std=config.noise.std,
+        decay=ema.make(config.ema.kind, **_options(config.ema.options)),
+        couple=build_coupling(config, dataset, mesh),
+        parts=config.optim.accumulate,
+        **_options(c),
+    )
+    return method, teachers.together(teacher=teacher.frozen) if teacher else None
 
 
 def _sfd(
@@ -326,9 +384,20 @@ def build_lpips(config: ConfigDict, dataset: Dataset) -> tuple[Callable[..., Any
     return distance, Frozen(shapes, load)
 
 
-BUILDERS: dict[str, Callable[..., tuple[Method, Frozen | None]]] = {"denoise": _denoise, "emd": _emd, "sfd": _sfd}
+BUILDERS: dict[str, Callable[..., tuple[Method, Frozen | None]]] = {
+    "consistency": _consistency,
+    "denoise": _denoise,
+    "emd": _emd,
+    "sfd": _sfd,
+}
+PAIRED = ("consistency", "denoise")  # methods that diffuse data, so that their noise can be assigned
 # fields of `sample` that belong to a student as much as its parameters
-TRAINED_FOR = {"denoise": (), "emd": ("sigma_max",), "sfd": ("grid", "rho", "sigma_min", "sigma_max", "afs")}
+TRAINED_FOR = {
+    "consistency": (),
+    "denoise": (),
+    "emd": ("sigma_max",),
+    "sfd": ("grid", "rho", "sigma_min", "sigma_max", "afs"),
+}
 
 
 def check_sampling(config: ConfigDict, made: ConfigDict) -> None:

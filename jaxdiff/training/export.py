@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from jaxdiff.configs import default
 from jaxdiff.trees import by_name, misfits, path_name
 from jaxdiff.weights import files
 
@@ -38,8 +39,18 @@ def read_config(workdir: Path) -> ConfigDict:
             "Make one with: jaxdiff train --config=configs/digits.py --workdir=" + str(workdir)
         )
     config = ConfigDict(_tuples(json.loads(path.read_text(encoding="utf-8"))))
+    _fill(config, default.get_config())
     config.lock()
     return config
+
+
+def _fill(config: ConfigDict, defaults: ConfigDict) -> None:
+    """Fields that came after the run was made get their default."""
+    for name, value in defaults.items():
+        if name not in config:
+            config[name] = value
+        elif isinstance(value, ConfigDict):
+            _fill(config[name], value)
 
 
 def _tuples(value: Any) -> Any:

@@ -75,16 +75,21 @@ def make(config: ConfigDict, model: Any, dataset: Dataset, build_model: Callable
             return jax.device_get(_initialise(model, dataset, config.seed))
         if kind == "run":
             return _from_run(path, shapes, model, dataset, build_model, config)
-        untold = ("heads", "head_width", "scan")  # what a file cannot tell, or how its blocks are laid out
-        known = weights.KINDS[kind].model.__dataclass_fields__
-        own = {name: getattr(model, name) for name in untold if name in known and hasattr(model, name)}
-        loaded, params = weights.load(path, kind, **own)
-        wrong = misfits(by_name(params), by_name(shapes))
-        if wrong:
-            raise ValueError(f"{path} ({type(loaded).__name__}) is not the network of model.fields: {wrong}")
-        return params
+        return public(path, kind, model, shapes)
 
     return Teacher(None, Frozen(shapes, load))
+
+
+def public(path: Path, kind: str, model: Any, shapes: Any) -> Any:
+    """The parameters of a file of public weights, which must be those of `model`."""
+    untold = ("heads", "head_width", "scan")  # what a file cannot tell, or how its blocks are laid out
+    known = weights.KINDS[kind].model.__dataclass_fields__
+    own = {name: getattr(model, name) for name in untold if name in known and hasattr(model, name)}
+    loaded, params = weights.load(path, kind, **own)
+    wrong = misfits(by_name(params), by_name(shapes))
+    if wrong:
+        raise ValueError(f"{path} ({type(loaded).__name__}) is not the network of model.fields: {wrong}")
+    return params
 
 
 def parameter_shapes(model: Any, dataset: Dataset) -> Any:

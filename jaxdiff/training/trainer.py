@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from jaxdiff import evaluation
 from jaxdiff.data import prefetch
-from jaxdiff.training import export
+from jaxdiff.training import export, teachers
 from jaxdiff.training.build import Job, build
 from jaxdiff.training.checkpoint import Checkpoints
 from jaxdiff.training.evaluate import evaluate, sample, sampler
@@ -126,7 +126,7 @@ def start(job: Job, checkpoints: Checkpoints, declared: Any, shardings: Any, log
         log.say(f"resuming from the checkpoint of step {step}{unread}")
         log.event({"event": "resume", "step": step})
         return checkpoints.restore(step, declared)
-    found = export.read(Path(source), jax.eval_shape(job.method.export, declared)) if source else None
+    found = _given(job, Path(source), declared) if source else None
     # initialisers compile slowly and run once: on CPU, spare them the compiler's optimizations
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     init = jax.jit(job.method.init, out_shardings=shardings, compiler_options=options)
@@ -136,8 +136,16 @@ def start(job: Job, checkpoints: Checkpoints, declared: Any, shardings: Any, log
         log.say("starting afresh")
         return state
     log.say(f"starting from the parameters of {source}")
-    average = None if state.ema is None else found.ema
-    return jax.device_put(state.replace(params=jax.tree.map(jnp.copy, found.ema), ema=average), shardings)
+    copies = [name for name in ("params", "ema", "target") if getattr(state, name, None) is not None]
+    return jax.device_put(state.replace(**{name: jax.tree.map(jnp.copy, found) for name in copies}), shardings)
+
+
+def _given(job: Job, source: Path, declared: Any) -> Any:
+    """The parameters of `train.init_from`."""
+    kind = job.config.train.init_kind
+    if kind == "run":
+        return export.read(source, jax.eval_shape(job.method.export, declared)).ema
+    return teachers.public(source, kind, job.model, declared.params)
 
 
 def newest(workdir: Path, declared: Any) -> Any:

@@ -58,7 +58,7 @@ def test_grid_definitions():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: solvers.grid(1, 0.1, 1), "at least 2 timestamps, got n=1"),
+        (lambda: solvers.grid(0, 0.1, 1), "at least 1 timestamp, got n=0"),
         (lambda: solvers.grid(4, 1, 0.1), "0 < sigma_min < sigma_max, got sigma_min=1 and sigma_max=0.1"),
         (lambda: solvers.grid(4, 0, 1), "0 < sigma_min"),
         (lambda: solvers.grid(4, 0.1, 1, "karras"), "unknown grid kind 'karras'.*polynomial, logsnr, uniform"),

@@ -76,6 +76,29 @@ def test_loss_gradient_and_update_are_those_of_the_formula(batch, name):
     assert int(new.step) == 1
 
 
+def test_coupled_noise_is_what_the_image_is_diffused_with(batch):
+    """A coupling that turns the batch's noises around: images, labels and levels stay in their place."""
+    levels, weight = noise.levels.uniform(0.1, 3.0), noise.levels.make_weight("edm")
+    seen = {}
+
+    def couple(x0, eps, cond, key):
+        seen.update(x0=x0, cond=cond)
+        return eps[::-1], {"told": jnp.float32(3.0)}
+
+    key = jax.random.key(9)
+    methods = [make(Scaled(CLASSES), levels=levels, weight=weight, couple=c) for c in (None, couple)]
+    state = start(methods[0], batch)
+    plain, coupled = (m.step(state, batch, key)[1] for m in methods)
+    assert coupled["told"] == 3.0 and "told" not in plain
+    assert (seen["x0"] == batch["image"]).all() and (seen["cond"]["label"] == batch["label"]).all()
+    # the same noise for the reversed batch at reversed levels is the same loss, example by example
+    back = {name: value[::-1] for name, value in batch.items()}
+    reversed_levels = lambda key, n: levels(key, n)[::-1]  # noqa: E731
+    other = make(Scaled(CLASSES), levels=reversed_levels, weight=weight).step(state, back, key)[1]
+    np.testing.assert_allclose(coupled["loss"], other["loss"], rtol=1e-6)
+    assert abs(float(coupled["loss"] / plain["loss"]) - 1) > 1e-3
+
+
 def test_the_defaults_are_edms(batch):
     explicit = make(Scaled(), levels=noise.levels.lognormal(-1.2, 1.2), weight=noise.levels.edm_weight(0.5))
     methods = make(Scaled()), explicit

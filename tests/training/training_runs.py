@@ -67,9 +67,22 @@ EMD = {
     "sample.steps": 1,
     "sample.sigma_max": 2.0,
 }
+CONSISTENCY = {
+    "method.name": "consistency",
+    "noise.mean": -1.1,
+    "noise.std": 2.0,
+    "consistency.last": 20,
+    "sample.solver": "renoise",
+    "sample.steps": 2,
+    "sample.sigma_min": 0.8,
+}
 # Every training algorithm: how it changes the runs on points and those on pictures. The tests that every method must
 # pass (stopped and resumed, spread over devices) go through all of them.
 METHODS = {
+    "consistency": {
+        "points": {**CONSISTENCY, "consistency.distil": True, "teacher.kind": "analytic"},
+        "pictures": {**CONSISTENCY, "noise.assignment": "hungarian"},
+    },
     "denoise": {"points": {}, "pictures": {}},
     "emd": {"points": {**EMD, "teacher.kind": "analytic"}, "pictures": {**EMD, "teacher.kind": "fresh"}},
     "sfd": {"points": {**SFD, "teacher.kind": "analytic"}, "pictures": {**SFD, "teacher.kind": "fresh"}},

@@ -1,0 +1,39 @@
+"""Immiscible consistency training on CIFAR-10 (Li et al. 2024, Figure 5): NCSN++, batch 512, from data alone.
+
+    jaxdiff train --config=configs/cifar10_ct_immiscible.py --workdir=runs/cifar10_ct
+    jaxdiff evaluate --workdir=runs/cifar10_ct --config.eval.weights=inception.safetensors
+
+`:miscible` is the baseline, `:tiny` takes a few steps of a small network on the embedded digits. Two-step samples:
+`--config.sample.steps=2`, from level 80 and, after new noise, 0.821.
+
+GPUs or TPUs. Published, with the first consistency recipe (LPIPS, an averaged target, 2 to 150 intervals): FID 10.23
+after 800,000 steps without assignment, reached with it after about 180,000, and 8.59 at the end. This is the improved
+recipe of Song & Dhariwal (2024): pseudo-Huber loss, intervals doubling from 10 to 1280, no averaged target.
+"""
+
+from ml_collections import ConfigDict
+
+from jaxdiff.configs import cifar10
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    if arg not in ("", "miscible", "tiny"):
+        raise ValueError(f"cifar10_ct_immiscible takes the argument 'miscible', 'tiny' or none, got {arg!r}")
+    c = cifar10.get_config("tiny" if arg == "tiny" else "")
+    with c.unlocked():
+        c.method.name = "consistency"
+        c.noise.assignment = "none" if arg == "miscible" else "hungarian"
+        c.noise.mean, c.noise.std = -1.1, 2.0
+        c.model.fields.style = "ncsnpp"
+        c.optim.name, c.optim.warmup_images = "radam", 0
+        c.sample.solver, c.sample.options = "renoise", ConfigDict({"floor": 0.002})
+        c.sample.steps, c.sample.sigma_min = 1, 0.821
+        if arg == "tiny":
+            c.consistency.last = 20
+            return c
+        c.model.fields.dropout = 0.3
+        c.data.batch_size = 512
+        c.optim.learning_rate = 2e-4
+        c.ema.kind, c.ema.options = "constant", ConfigDict({"decay": 0.9999})
+        c.train.steps = 800_000
+    return c

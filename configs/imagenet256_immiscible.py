@@ -1,12 +1,12 @@
 """Immiscible fine-tuning on latents of ImageNet at 256x256 (Li et al. 2024): a public DiT-XL/2 and assigned noise.
 
-    jaxdiff train --config=configs/imagenet256_immiscible.py --config.data.options.path=FOLDER \\
-        --config.train.init_from=DiT-XL-2-256x256.safetensors --workdir=runs/immiscible
+    jaxdiff train --config=configs/imagenet256_immiscible.py --config.train.init_from=FILE --workdir=runs/immiscible
 
-Data as for configs/imagenet256_dit.py; `:miscible` is the baseline, `:tiny` takes a few steps of a small network.
-Rate, steps and batch are those published for Stable Diffusion 1.4 with class names as prompts, where 5,000 steps gave
-FID 10.28 instead of 11.45; this network takes the class itself. The batch's 512 noises are assigned over all devices.
-GPUs or TPUs. `--config.noise.assignment_options.within_class=True` keeps each class's noise Gaussian.
+FILE holds the public weights as safetensors or npz. Data as for configs/imagenet256_dit.py; `:miscible` is the
+baseline, `:tiny` takes a few steps of a small network. Rate, steps and batch are those published for Stable Diffusion
+1.4 with class names as prompts, where 5,000 steps gave FID 10.28 instead of 11.45; this network takes the class itself.
+The batch's 512 noises are assigned over all devices. `--config.noise.assignment_options.within_class=True` keeps each
+class's noise Gaussian. GPUs or TPUs.
 """
 
 from ml_collections import ConfigDict

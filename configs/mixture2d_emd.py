@@ -18,8 +18,9 @@ def get_config(arg: str = "") -> ConfigDict:
     with c.unlocked():
         c.method.name = "emd"
         c.teacher.kind = "analytic"
-        c.emd.steps, c.emd.step_z = 4, 1e-3
-        c.emd.levels, c.emd.level_options = "lognormal", ConfigDict({"mean": -1.5, "std": 1.0})
+        c.emd.steps, c.emd.step_z, c.emd.clip_z = 8, 0.01, 5.0
+        c.emd.levels, c.emd.level_options = "lognormal", ConfigDict({"mean": -2.5, "std": 0.7})
+        c.emd.sigma_min = 0.1
         c.emd.score_rate, c.emd.score_updates = 2e-3, 3
         c.optim.learning_rate, c.optim.options = 1e-3, ConfigDict({"b1": 0.0, "b2": 0.99})
         c.sample.solver, c.sample.steps, c.sample.sigma_max = "euler", 1, 1.0
@@ -28,6 +29,6 @@ def get_config(arg: str = "") -> ConfigDict:
             return c
         if arg == "diff_instruct":
             c.emd.steps, c.emd.scheme = 1, "eps"
-        c.train.steps, c.train.eval_every, c.train.save_every = 2000, 2000, 1000
+        c.train.steps, c.train.eval_every, c.train.save_every = 1000, 1000, 500
         c.optim.decay_images = c.data.batch_size * c.train.steps
     return c

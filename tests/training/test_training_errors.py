@@ -37,13 +37,51 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method.name": "denoize"}, "unknown method 'denoize' (did you mean 'denoise'?); choose one of denoise"),
+        ({"method.name": "denoize"}, "unknown method 'denoize' (did you mean 'denoise'?); choose one of consistency"),
         ({"optim.name": "adm"}, "unknown optimizer 'adm' (did you mean 'adam'?); choose one of adam, adamw"),
         ({"optim.options": {"b3": 0.9}}, "optimizer 'adam' does not take {'b3': 0.9}"),
         ({"optim.decay": "cosin"}, "unknown learning-rate decay 'cosin' (did you mean 'cosine'?)"),
         ({"optim.decay": "cosine"}, "decay='cosine' needs decay_images > 0, got 0"),
         ({"noise.levels": "log_normal"}, "unknown noise levels 'log_normal' (did you mean 'lognormal'?)"),
         ({"noise.shift": -1.0}, "a resolution ratio must be positive, got -1.0"),
+        ({"noise.assignment": "hungarain"}, "unknown noise assignment 'hungarain' (did you mean 'hungarian'?)"),
+        (
+            {"noise.assignment": "knn", "noise.assignment_options": {"n": 3}},
+            "noise.assignment_options may hold groups, within_class, exact, half, k, limit; got n",
+        ),
+        (
+            {"noise.assignment": "hungarian", "noise.assignment_options": {"limit": 4}},
+            "assign got 8 images to solve at once, more than limit=4",
+        ),
+        (
+            {"noise.assignment": "hungarian", "noise.assignment_options": {"groups": 3}},
+            "assign got groups=3 for a batch of 8; take a divisor of the batch",
+        ),
+        (
+            {
+                "noise.assignment": "hungarian",
+                "noise.assignment_options": {"within_class": True},
+                "model.fields.num_classes": 0,
+            },
+            "noise assigned within_class needs labelled data",
+        ),
+        (
+            {"noise.assignment": "hungarian", "method.name": "sfd"},
+            "noise.assignment='hungarian' pairs noise with data, which method 'sfd' does not diffuse",
+        ),
+        (
+            {"method.name": "consistency"},
+            "a consistency model is sampled by sample.solver='renoise' with sample.to_zero=True",
+        ),
+        (
+            {"method.name": "consistency", "sample.solver": "renoise", "consistency.sigma_max": 10.0},
+            "a consistency model knows levels from consistency.sigma_min=0.002 to sigma_max=10.0",
+        ),
+        (
+            {"method.name": "consistency", "sample.solver": "renoise", "noise.levels": "uniform"},
+            "consistency models draw lognormal levels, got noise.levels='uniform'",
+        ),
+        ({"train.init_kind": "eddm"}, "unknown train.init_kind 'eddm' (did you mean 'edm'?)"),
         ({"noise.weight": "minsnr"}, "unknown loss weight 'minsnr' (did you mean 'min_snr'?)"),
         ({"ema.kind": "halflife"}, "unknown EMA kind 'halflife' (did you mean 'half_life'?)"),
         ({"ema.kind": "constant", "ema.options": {"decay": 1.0}}, "an EMA decay must be in [0, 1), got 1.0"),

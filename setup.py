@@ -43,6 +43,7 @@ setup(
             "beartype>=0.22.2",
             "chex>=0.1.90",
             "ipykernel>=7.0",
+            'libtpu>=0.0.51; platform_system == "Linux" and platform_machine == "x86_64"',  # compiles, needs no TPU
             "mypy>=1.18",
             "nbclient>=0.10.2",
             "nbformat>=5.10",

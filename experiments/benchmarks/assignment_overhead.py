@@ -8,12 +8,11 @@ medians of the rounds' ratios are printed. Target: below 1.02. On an accelerator
 """
 
 import argparse
-import time
 from typing import Any
 
 import jax
-import numpy as np
 import optax
+from timing import seconds, spread
 
 from jaxdiff import denoisers, models, noise
 from jaxdiff.configs import cifar10_ddim_immiscible
@@ -37,27 +36,14 @@ def main() -> None:
         method = denoise(model, optax.adam(2e-4), lambda *_: None, wrapper=wrapper, couple=pair)  # type: ignore
         state = jax.jit(method.init)(jax.random.key(1), batch)
         step = jax.jit(method.step).lower(state, batch, jax.random.key(0)).compile()
-        programs[name] = lambda key, step=step, state=state: step(state, batch, key)
-    alone = jax.jit(lambda x0, key: couple(x0, jax.random.normal(key, x0.shape), None, key))
-    programs["alone"] = lambda key: alone(batch["image"], key)
-    seconds(programs["alone"], 0)
-    table = []
-    for i in range(options.rounds + 1):
-        took = {name: seconds(run, i) for name, run in programs.items()}
-        if i:  # the first round warms up
-            table.append([took["with"] / took["without"], took["alone"] / took["without"]])
-    low, middle, high = np.percentile(np.asarray(table), [25, 50, 75], axis=0)
-    print(f"UNet of width {options.width}, batch {options.batch}, {options.rounds} rounds, medians (quartiles)")
-    print(f"step with assignment / without: {middle[0]:.3f} ({low[0]:.3f}-{high[0]:.3f})")
-    print(f"noise, assignment and its log alone / step: {middle[1]:.4f} ({low[1]:.4f}-{high[1]:.4f})")
-
-
-def seconds(run: Any, seed: int) -> float:
-    """Wall-clock seconds of one call."""
-    key = jax.random.key(seed)
-    begun = time.monotonic()
-    jax.block_until_ready(run(key))
-    return time.monotonic() - begun
+        programs[name] = lambda step=step, state=state: step(state, batch, jax.random.key(2))
+    alone = jax.jit(lambda x0, eps: couple(x0, eps, None, jax.random.key(2)))
+    eps = jax.random.normal(jax.random.key(3), batch["image"].shape)
+    programs["alone"] = lambda: alone(batch["image"], eps)
+    rounds = [{name: seconds(run) for name, run in programs.items()} for _ in range(options.rounds + 1)][1:]  # warm
+    print(f"UNet of width {options.width}, batch {options.batch}, median and quartiles of {len(rounds)} rounds")
+    print(f"step with assignment / without: {spread([r['with'] / r['without'] for r in rounds])}")
+    print(f"assignment and its log alone / step: {spread([r['alone'] / r['without'] for r in rounds], 4)}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Diff-Instruct. --memory compiles K = 2 and 16 instead and prints XLA's temporary
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from timing import seconds, spread
 
 from jaxdiff import denoisers, methods, models
 from jaxdiff.methods.emd import DIFF_INSTRUCT
@@ -50,11 +50,10 @@ def main() -> None:
     print("parts, ms: " + ", ".join(f"{name} {middle[name]:.1f}" for name in parts))
     print(f"{'':16s}{'step, ms':>10s}{'step / parts':>24s}{'step / forward':>16s}{'cost model':>14s}")
     for k in programs:
-        ratios = sorted(r[k] / expected(r, k) for r in rounds)
-        spread = f"{statistics.median(ratios):.3f} ({ratios[len(ratios) // 4]:.3f}-{ratios[-1 - len(ratios) // 4]:.3f})"
+        ratios = spread([r[k] / expected(r, k) for r in rounds])
         model = "9F" if k == 0 else f"{7 + 4 * k}F-{7 + 5 * k}F"
         name = "Diff-Instruct" if k == 0 else f"EMD-{k}"
-        print(f"{name:16s}{middle[k]:10.1f}{spread:>24s}{middle[k] / middle['forward']:15.1f}F{model:>14s}")
+        print(f"{name:16s}{middle[k]:10.1f}{ratios:>24s}{middle[k] / middle['forward']:15.1f}F{model:>14s}")
     print(f"median and quartiles of {len(rounds)} rounds, batch {options.batch}, on {jax.devices()[0].device_kind}")
 
 
@@ -114,12 +113,6 @@ class Lab:
         found = {"forward": jax.jit(denoise), "generator and pull-back": pull_back, "M-step": m_step}
         found["score update"] = score
         return {name: lambda f=f: f(self.params, self.x) for name, f in found.items()}
-
-
-def seconds(action: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    jax.block_until_ready(action())
-    return time.perf_counter() - begun
 
 
 if __name__ == "__main__":

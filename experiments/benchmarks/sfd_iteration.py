@@ -9,14 +9,13 @@ printed. The network is that of configs/digits.py, the parts use XLA's own convo
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from timing import seconds, spread
 
 from jaxdiff import denoisers, methods, models
 from jaxdiff.methods.method import update
@@ -58,20 +57,13 @@ def main() -> None:
 
     once()  # compiles
     rounds = [once() for _ in range(options.rounds)]
-    ratios = sorted(whole / (teacher + student) for whole, teacher, student in rounds)
+    ratios = [whole / (teacher + student) for whole, teacher, student in rounds]
     whole, teacher, student = (1e3 * statistics.median(column) for column in zip(*rounds, strict=True))
     print(f"iteration {whole:.0f} ms; {forwards} forwards {teacher:.0f} ms, {options.nfe} updates {student:.0f} ms")
-    quarter = len(ratios) // 4
     print(
-        f"iteration / parts: median {statistics.median(ratios):.3f}, quartiles {ratios[quarter]:.3f} to "
-        f"{ratios[-1 - quarter]:.3f} of {len(ratios)} rounds, on {jax.devices()[0].device_kind}"
+        f"iteration / parts: {spread(ratios)}, median and quartiles of {len(ratios)} rounds, "
+        f"on {jax.devices()[0].device_kind}"
     )
-
-
-def seconds(action: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    jax.block_until_ready(action())
-    return time.perf_counter() - begun
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def get_config(arg: str = "") -> ConfigDict:
     with c.unlocked():
         c.method.name = "emd"
         c.teacher.kind = "analytic"
-        c.emd.steps, c.emd.step_z, c.emd.clip_z = 8, 0.01, 5.0
+        c.emd.steps, c.emd.step_z, c.emd.clip_z = 8, 1e-3, 5.0
         c.emd.levels, c.emd.level_options = "lognormal", ConfigDict({"mean": -2.5, "std": 0.7})
         c.emd.sigma_min = 0.1
         c.emd.score_rate, c.emd.score_updates = 2e-3, 3

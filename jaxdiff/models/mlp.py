@@ -1,6 +1,6 @@
 """A residual MLP for points instead of images: the network of two-dimensional experiments.
 
-c = E(noise label) + E(label);  x = x W;  block: x += W2 silu(W1 x + c V);  out = x W, zero at the start
+c = E(noise label) + E(label);  x = [x, sin(2^k x), cos(2^k x)] W;  block: x += W2 silu(W1 x + c V);  out = x W, zero at the start
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from jaxdiff.models.layers import Cond, Dtype
 
 class MLP(nn.Module):
     """Points [b d] in, points out; `noise_label` is EDM's c_noise. cond takes `label` (num_classes = none given)
-    and, with step_embed = "zero" or "reference", `step`.
+    and, with step_embed = "zero" or "reference", `step`. `frequencies` k = 0, 1, ... of each coordinate are for data
+    with detail far smaller than their extent, which a network of coordinates alone is slow to learn.
     """
 
     channels: int = 2
     width: int = 128
     depth: int = 4
     num_classes: int = 0
+    frequencies: int = 0
     step_embed: str = ""
     dtype: Dtype = jnp.float32
 
@@ -42,7 +44,9 @@ class MLP(nn.Module):
             c = c + nn.Embed(self.num_classes + 1, self.width, name="label")(label)
         if self.step_embed:
             c = c + layers.StepEmbed(self.width, self.step_embed, name="step")(x, cond)
-        h = nn.Dense(self.width, dtype=self.dtype, name="in")(x)
+        waves = (x[:, :, None] * 2.0 ** jnp.arange(self.frequencies)).reshape(len(x), -1)
+        features = jnp.concatenate([x, jnp.sin(waves), jnp.cos(waves)], axis=-1)
+        h = nn.Dense(self.width, dtype=self.dtype, name="in")(features)
         for i in range(self.depth):
             inner = jnp.concatenate([h, c.astype(h.dtype)], axis=-1)
             inner = nn.Dense(2 * self.width, dtype=self.dtype, name=f"block_{i}_in")(inner)

@@ -119,24 +119,18 @@ def test_killed_stopped_interrupted_and_run_again(straight, tmp_path):
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "denoise"])
-def test_every_other_method_goes_on_where_it_was_killed_or_stopped(method, tmp_path):
-    """Killed after the second save began, so that the first is whole; then stopped between saves; then left alone."""
+def test_every_other_method_goes_on_where_it_was_killed(method, tmp_path):
+    """Killed after the second save began, so that the first is whole; then left alone."""
     straight, workdir = tmp_path / "straight", tmp_path / "ended"
     order = {"method": method, "environment": {"XLA_FLAGS": "--xla_backend_optimization_level=0"}}  # compiles sooner
     undisturbed = start(straight, **order)  # beside the others
     try:
         code, out, err = run(workdir, **order, moment="step", step=2 * EVERY + 1, signal="SIGKILL")
         assert code == -signal.SIGKILL and "starting afresh\n" in out, err
-        last, stop = saved_steps(workdir)[-1], 3 * EVERY
+        last = saved_steps(workdir)[-1]
         assert last in (EVERY, 2 * EVERY)
-
-        code, out, err = run(workdir, **order, moment="step", step=stop, signal="SIGTERM")
-        assert code == 0 and f"resuming from the checkpoint of step {last}\n" in out, err
-        assert f"SIGTERM received: step {stop + 1} is saved in {workdir}" in out
-        assert saved_steps(workdir)[-1] == stop + 1 and (workdir / "export.safetensors").exists()
-
         code, out, err = run(workdir, **order)
-        assert code == 0 and f"resuming from the checkpoint of step {stop + 1}\n" in out, err
+        assert code == 0 and f"resuming from the checkpoint of step {last}\n" in out, err
         code, _, err = finish(undisturbed)
         assert code == 0, err
     finally:

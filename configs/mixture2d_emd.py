@@ -18,17 +18,18 @@ def get_config(arg: str = "") -> ConfigDict:
     with c.unlocked():
         c.method.name = "emd"
         c.teacher.kind = "analytic"
-        c.emd.steps, c.emd.step_z, c.emd.clip_z = 8, 1e-3, 5.0
-        c.emd.levels, c.emd.level_options = "lognormal", ConfigDict({"mean": -2.5, "std": 0.7})
-        c.emd.sigma_min = 0.1
-        c.emd.score_rate, c.emd.score_updates = 2e-3, 3
-        c.optim.learning_rate, c.optim.options = 1e-3, ConfigDict({"b1": 0.0, "b2": 0.99})
+        c.model.fields.frequencies = 3
+        c.data.batch_size = 128 if arg != "tiny" else c.data.batch_size
+        c.emd.steps, c.emd.step_z, c.emd.clip_z, c.emd.sigma_min = 8, 1e-3, 5.0, 0.05
+        c.emd.levels, c.emd.level_options = "lognormal", ConfigDict({"mean": -1.5, "std": 1.0})
+        c.emd.score_rate, c.emd.score_updates = 4e-3, 3
+        c.optim.learning_rate, c.optim.options = 4e-3, ConfigDict({"b1": 0.0, "b2": 0.99})
         c.sample.solver, c.sample.steps, c.sample.sigma_max = "euler", 1, 1.0
         if arg == "tiny":
             c.emd.steps = 2
             return c
         if arg == "diff_instruct":
             c.emd.steps, c.emd.scheme = 1, "eps"
-        c.train.steps, c.train.eval_every, c.train.save_every = 1000, 1000, 500
+        c.train.steps, c.train.eval_every, c.train.save_every = 2500, 2500, 1000
         c.optim.decay_images = c.data.batch_size * c.train.steps
     return c

@@ -165,7 +165,7 @@ def report(job: Job, declared: Any, log: Logger) -> None:
     parameters = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(getattr(declared, "params", declared)))
     held = [
         name
-        for name in ("params", "opt_state", "ema", "score", "score_opt_state", "frozen")
+        for name in ("params", "opt_state", "ema", "target", "score", "score_opt_state", "frozen")
         if getattr(declared, name, None)
     ]
     sizes = ", ".join(f"{name} {bytes_per_device(getattr(declared, name)) / 2**20:.1f} MiB" for name in held)

@@ -1,8 +1,9 @@
 """MDTv2 (Gao et al. 2023): DiT with relative position biases and long skips, trained with part of its tokens hidden.
 
 c and blocks as in DiT; in every block a trained table adds to the attention logits, by the offset between two tokens
-x_0 = patches W + P;  encoder in: x <- block(x), each output kept;  encoder out: x <- block([x, kept] W), last kept first
-x + Q;  decoder: x <- block([x, x_0] W);  the final layer of DiT.  P and Q, tables of positions, are trained
+encoder in:  x_0 = patches W + P;  x <- block(x), each output kept
+encoder out: x <- block([x, kept] W), the last kept first;  then x + Q
+decoder:     x <- block([x, x_0] W);  the final layer of DiT.  P and Q, tables of positions, are trained
 hidden tokens: the encoder sees the others alone, then a trained token takes their place and after adding Q one more
                block, the side interpolater, replaces what stands there; nothing is hidden outside training
 """
@@ -150,7 +151,7 @@ class MDT(nn.Module):
             branches = [partial(MDT._encode_first, count=count, grid=grid) for count in counts]
             tokens = nn.switch(which, branches, self, tokens, shared, ranks)
         else:
-            seen = ranks < self._kept(n, share)
+            seen = ranks < self._kept(n, share).astype(jnp.int32)
             tokens = self._encode(grid, tokens, {**shared, "mask": seen})
             tokens = jnp.where(seen[..., None], tokens, self._fill(tokens))
         tokens = tokens + after

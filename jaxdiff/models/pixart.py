@@ -2,7 +2,8 @@
 
 c = E_t(t) [+ E_s(size, aspect)];  six vectors m = Dense(silu(c)), shared by all blocks;  text = E_y(tokens)
 block: shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = T + m, with a table T of its own
-       x += gate_a Attn(LN(x) (1 + scale_a) + shift_a);  x += Cross(x, text);  x += gate_m MLP(LN(x) (1 + scale_m) + shift_m)
+       x += gate_a Attn(LN(x) (1 + scale_a) + shift_a);  x += Cross(x, text)
+       x += gate_m MLP(LN(x) (1 + scale_m) + shift_m)
 final: shift, scale = T' + c;  the output is 0 at the start through its zero Dense
 """
 

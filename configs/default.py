@@ -18,7 +18,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.data.workers = 0  # threads that decode images; 0 = one per core
 
     c.model = ConfigDict()
-    c.model.name = "unet"  # unet, dit, mmdit, latent_unet, mlp
+    c.model.name = "unet"  # unet, dit, mdt, pixart, mmdit, latent_unet, mlp
     c.model.fields = ConfigDict()  # of that model; num_classes and channels follow the data when left out
     c.model.dtype = "float32"  # of network compute: float32 or bfloat16; parameters stay float32
 

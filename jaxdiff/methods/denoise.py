@@ -4,7 +4,8 @@
     loss = E weight(sigma) |D(x, sigma, cond) - x0|^2        (mean over pixels and examples)
 
 With some probability a condition is replaced by its null value, so that the network can be guided. Noises and images
-of a batch may be paired by nearness first (`noise.coupling`): immiscible diffusion.
+of a batch may be paired by nearness first (`noise.coupling`): immiscible diffusion. For a network that can hide part of
+its tokens (MDT) the same loss with tokens hidden is added.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ def denoise(
 
     def loss(params: Any, examples: dict[str, Any], dropout: Array) -> tuple[Array, Metrics]:
         value, error = denoising_loss(wrapper(network(model, params, dropout)), examples, weight)
+        if getattr(model, "mask_ratio", ()):
+            hiding = network(model, params, dropout, mask=jax.random.fold_in(dropout, 1))
+            value = value + denoising_loss(wrapper(hiding), examples, weight)[0]
         return value, {"loss": value, "error": error}
 
     def step(state: State, batch: Batch, key: Array) -> tuple[State, Metrics]:

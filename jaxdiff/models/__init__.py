@@ -10,28 +10,42 @@ from jax import Array
 
 from jaxdiff.denoisers import Cond, Network
 from jaxdiff.errors import pick
-from jaxdiff.models import dit, latent_unet, mmdit, unet
+from jaxdiff.models import dit, latent_unet, mdt, mmdit, pixart, unet
 from jaxdiff.models.dit import DiT
 from jaxdiff.models.latent_unet import LatentUNet
+from jaxdiff.models.mdt import MDT
 from jaxdiff.models.mlp import MLP
 from jaxdiff.models.mmdit import MMDiT
+from jaxdiff.models.pixart import PixArt
 from jaxdiff.models.unet import UNet
 
-MODELS: dict[str, type[nn.Module]] = {"unet": UNet, "dit": DiT, "mmdit": MMDiT, "mlp": MLP, "latent_unet": LatentUNet}
+MODELS: dict[str, type[nn.Module]] = {
+    "unet": UNet,
+    "dit": DiT,
+    "mmdit": MMDiT,
+    "mlp": MLP,
+    "latent_unet": LatentUNet,
+    "mdt": MDT,
+    "pixart": PixArt,
+}
 
 __all__ = [
+    "MDT",
     "MLP",
     "MODELS",
     "DiT",
     "LatentUNet",
     "MMDiT",
+    "PixArt",
     "UNet",
     "build",
     "check_fields",
     "dit",
     "latent_unet",
+    "mdt",
     "mmdit",
     "network",
+    "pixart",
     "unet",
 ]
 
@@ -50,11 +64,16 @@ def check_fields(model: type[nn.Module], fields: Mapping[str, Any]) -> None:
         pick(allowed, field, f"{model.__name__} field")
 
 
-def network(model: nn.Module, params: Mapping[str, Any], dropout: Array | None = None) -> Network:
-    """The function `(x, noise_label, cond) -> array` that denoisers wrap; a `dropout` key switches dropout on."""
-    rngs = None if dropout is None else {"dropout": dropout}
+def network(
+    model: nn.Module, params: Mapping[str, Any], dropout: Array | None = None, mask: Array | None = None
+) -> Network:
+    """The function `(x, noise_label, cond) -> array` that denoisers wrap.
+
+    A `dropout` key switches dropout on; a `mask` key, for a model that knows how (MDT), hides part of the tokens.
+    """
+    rngs = {name: key for name, key in (("dropout", dropout), ("mask", mask)) if key is not None}
 
     def apply(x: Array, noise_label: Array, cond: Cond = None) -> Any:
-        return model.apply({"params": params}, x, noise_label, cond, deterministic=dropout is None, rngs=rngs)
+        return model.apply({"params": params}, x, noise_label, cond, deterministic=not rngs, rngs=rngs or None)
 
     return apply

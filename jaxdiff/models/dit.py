@@ -32,13 +32,28 @@ class Block(nn.Module):
     dtype: Dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b n d"], c: Float[Array, "b e"]) -> Float[Array, "b n d"]:
+    def __call__(
+        self, x: Float[Array, "b n d"], c: Float[Array, "b e"], bias: Any = None, mask: Any = None
+    ) -> Float[Array, "b n d"]:
+        """bias and mask: as `layers.SelfAttention` takes them."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = layers.Modulation(6, x.shape[-1], name="modulation")(c)
         h = layers.modulate(x, shift_a, scale_a, self.dtype)
-        h = layers.SelfAttention(self.heads, self.dtype, name="attention")(h)
+        h = layers.SelfAttention(self.heads, self.dtype, name="attention")(h, bias, mask)
         x = x + gate_a[:, None].astype(self.dtype) * h
         h = layers.MLP(self.mlp_ratio, self.dtype, name="mlp")(layers.modulate(x, shift_m, scale_m, self.dtype))
         return x + gate_m[:, None].astype(self.dtype) * h
+
+
+def embed(model: Any, x: Array, noise_label: Any, cond: Cond) -> Float[Array, "b e"]:
+    """c = E_t + E_y [+ E_step], made of layers of the model that calls it while it is compact."""
+    c = layers.EmbedMLP(model.width, name="time")(layers.sinusoid(layers.noise_labels(noise_label, x), 256))
+    if model.num_classes:
+        label = (cond or {}).get("label", jnp.full(x.shape[:1], model.num_classes))
+        init = nn.initializers.normal(0.02)
+        c = c + nn.Embed(model.num_classes + 1, model.width, embedding_init=init, name="label")(label)
+    if model.step_embed:
+        c = c + layers.StepEmbed(model.width, model.step_embed, name="step")(x, cond)
+    return c
 
 
 class DiT(nn.Module):
@@ -71,13 +86,7 @@ class DiT(nn.Module):
         keys = ("label",) * bool(self.num_classes) + ("step",) * bool(self.step_embed)
         layers.check_inputs("DiT", x, self.channels, self.patch, cond, keys)
         _, height, width, _ = x.shape
-        c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(layers.noise_labels(noise_label, x), 256))
-        if self.num_classes:
-            label = (cond or {}).get("label", jnp.full(x.shape[:1], self.num_classes))
-            init = nn.initializers.normal(0.02)
-            c = c + nn.Embed(self.num_classes + 1, self.width, embedding_init=init, name="label")(label)
-        if self.step_embed:
-            c = c + layers.StepEmbed(self.width, self.step_embed, name="step")(x, cond)
+        c = embed(self, x, noise_label, cond)
         tokens = layers.patchify(x, self.patch)
         tokens = nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name="patches")(tokens)
         positions = layers.sincos_positions(height // self.patch, width // self.patch, self.width, self.grid)

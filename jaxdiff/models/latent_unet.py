@@ -69,25 +69,6 @@ class Block(nn.Module):
         return h + (x if x.shape[-1] == self.features else conv(x, name="skip", size=1))
 
 
-class CrossAttention(nn.Module):
-    """Attention of image tokens to text tokens, in which the mask may hide some; queries, keys, values have no bias."""
-
-    heads: int
-    dtype: Dtype = jnp.float32
-
-    @nn.compact
-    def __call__(
-        self, x: Float[Array, "b n c"], text: Float[Array, "b l d"], mask: Bool[Array, "b l"] | None
-    ) -> Float[Array, "b n c"]:
-        c = x.shape[-1]
-        dense = partial(nn.DenseGeneral, use_bias=False, kernel_init=fan_in, dtype=self.dtype)
-        q = dense((self.heads, c // self.heads), name="q")(x)
-        kv = dense((2, self.heads, c // self.heads), name="kv")(text)
-        mask = None if mask is None else mask[:, None, None]
-        gathered = jax.nn.dot_product_attention(q, kv[:, :, 0], kv[:, :, 1], mask=mask)
-        return layers.merge_heads(gathered, c, self.dtype, fan_in)
-
-
 class SelfAttention(nn.Module):
     """Attention of image tokens to each other; queries, keys, values have no bias."""
 
@@ -125,7 +106,8 @@ class TransformerBlock(nn.Module):
     ) -> Float[Array, "b n c"]:
         norm = partial(nn.LayerNorm, epsilon=1e-5, dtype=self.dtype, use_fast_variance=False)
         x = x + SelfAttention(self.heads, self.dtype, name="self_attention")(norm(name="norm0")(x))
-        x = x + CrossAttention(self.heads, self.dtype, name="cross_attention")(norm(name="norm1")(x), text, mask)
+        cross = layers.CrossAttention(self.heads, False, fan_in, fan_in, self.dtype, name="cross_attention")
+        x = x + cross(norm(name="norm1")(x), text, mask)
         return x + GatedMLP(self.dtype, name="mlp")(norm(name="norm2")(x))
 
 

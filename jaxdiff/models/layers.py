@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from einops import rearrange
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 Dtype = Any
 Cond = Mapping[str, Any] | None
@@ -150,14 +150,15 @@ def modulate(
 
 
 class Modulation(nn.Module):
-    """SiLU then a zero-initialised Dense, split into `parts` vectors (adaLN-zero), in float32."""
+    """SiLU then a Dense, zero-initialised (adaLN-zero), split into `parts` vectors, in float32."""
 
     parts: int
     features: int
+    kernel_init: Callable = zeros
 
     @nn.compact
     def __call__(self, c: Float[Array, "b d"]) -> list[Float[Array, "b e"]]:
-        out = nn.Dense(self.parts * self.features, kernel_init=zeros, name="dense")(nn.silu(c))
+        out = nn.Dense(self.parts * self.features, kernel_init=self.kernel_init, name="dense")(nn.silu(c))
         return jnp.split(out, self.parts, axis=-1)
 
 
@@ -191,15 +192,43 @@ def merge_heads(
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a token sequence with itself."""
+    """Multi-head attention of a token sequence with itself; a bias is added to the logits, a mask hides keys."""
 
     heads: int
     dtype: Dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
+    def __call__(
+        self,
+        x: Float[Array, "b n d"],
+        bias: Float[Array, "#b {self.heads} n n"] | None = None,
+        mask: Bool[Array, "b n"] | None = None,
+    ) -> Float[Array, "b n d"]:
         q, k, v = qkv_heads(x, self.heads, self.dtype)
-        return merge_heads(jax.nn.dot_product_attention(q, k, v), x.shape[-1], self.dtype)
+        mask = None if mask is None else mask[:, None, None]
+        return merge_heads(jax.nn.dot_product_attention(q, k, v, bias, mask), x.shape[-1], self.dtype)
+
+
+class CrossAttention(nn.Module):
+    """Attention of image tokens to text tokens, in which the mask may hide some."""
+
+    heads: int
+    use_bias: bool = True  # of queries, keys and values
+    kernel_init: Callable = xavier
+    out_init: Callable = zeros
+    dtype: Dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "b n c"], text: Float[Array, "b l d"], mask: Bool[Array, "b l"] | None
+    ) -> Float[Array, "b n c"]:
+        c = x.shape[-1]
+        dense = partial(nn.DenseGeneral, use_bias=self.use_bias, kernel_init=self.kernel_init, dtype=self.dtype)
+        q = dense((self.heads, c // self.heads), name="q")(x)
+        kv = dense((2, self.heads, c // self.heads), name="kv")(text)
+        mask = None if mask is None else mask[:, None, None]
+        gathered = jax.nn.dot_product_attention(q, kv[:, :, 0], kv[:, :, 1], mask=mask)
+        return merge_heads(gathered, c, self.dtype, self.out_init)
 
 
 class FinalLayer(nn.Module):
@@ -214,27 +243,42 @@ class FinalLayer(nn.Module):
 
 
 def block_stack(
-    block: type[nn.Module], depth: int, *, scan: bool, remat: bool, name: str = "blocks", **fields: Any
+    block: type[nn.Module],
+    depth: int,
+    *,
+    scan: bool,
+    remat: bool,
+    name: str = "blocks",
+    keep: bool = False,
+    **fields: Any,
 ) -> Callable[..., Any]:
-    """`depth` blocks `carry = block(carry, c)` in a row, named {name}_0..; scanned: one {name} with a layer axis."""
+    """`depth` blocks `carry = block(carry, c)` in a row, named {name}_0..; scanned: one {name} with a layer axis.
+
+    Called as stack(carry, c, *each): of each further argument, block i gets item i. With `keep` it returns the last
+    carry and those of all blocks, a list or, scanned, an array with a layer axis.
+    """
     if remat:
         block = nn.remat(block, prevent_cse=not scan)
-    if not scan:
 
-        def run(carry: Any, c: Any) -> Any:
-            for i in range(depth):
-                carry = block(**fields, name=f"{name}_{i}")(carry, c)
-            return carry
+    def unrolled(carry: Any, c: Any, *each: Any) -> Any:
+        carries = []
+        for i in range(depth):
+            carry = block(**fields, name=f"{name}_{i}")(carry, c, *(items[i] for items in each))
+            carries.append(carry)
+        return (carry, carries) if keep else carry
 
-        return run
-    body = nn.scan(
-        _ScanBody,
-        variable_axes={"params": 0},
-        split_rngs={"params": True, "dropout": True},
-        in_axes=nn.broadcast,
-        length=depth,
-    )
-    return lambda carry, c: body(block=block, fields=tuple(fields.items()), name=name)(carry, c)[0]
+    def scanned(carry: Any, c: Any, *each: Any) -> Any:
+        body = nn.scan(
+            _ScanBody,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=(nn.broadcast, *(0 for _ in each)),
+            length=depth,
+        )
+        out = body(block=block, fields=tuple(fields.items()), keep=keep, name=name)(carry, c, *each)
+        return out if keep else out[0]
+
+    return scanned if scan else unrolled
 
 
 class _ScanBody(nn.Module):
@@ -242,10 +286,12 @@ class _ScanBody(nn.Module):
 
     block: Any
     fields: tuple
+    keep: bool = False
 
     @nn.compact
-    def __call__(self, carry: Any, c: Any) -> tuple[Any, None]:
-        return self.block(**dict(self.fields), name="block")(carry, c), None
+    def __call__(self, carry: Any, c: Any, *each: Any) -> tuple[Any, Any]:
+        carry = self.block(**dict(self.fields), name="block")(carry, c, *each)
+        return carry, carry if self.keep else None
 
 
 def stack_blocks(params: Mapping[str, Any], depth: int, name: str = "blocks") -> dict[str, Any]:

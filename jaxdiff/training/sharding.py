@@ -24,8 +24,8 @@ BATCH = PartitionSpec(("data", "fsdp"))
 
 # (path pattern, axis counted from the end): the axis that is split over `tensor`
 TENSOR_RULES = (
-    (r"qkv/kernel$", -2),
-    (r"qkv/bias$", -2),
+    (r"(qkv|/kv|/q)/(kernel|bias)$", -2),
+    (r"/position_bias$", -1),
     (r"(attention|[a-z]+_out|block)/?(out)?/kernel$", -3),
     (r"mlp/in/(kernel|bias)$", -1),
     (r"mlp/out/kernel$", -2),

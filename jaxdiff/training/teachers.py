@@ -27,9 +27,18 @@ from jaxdiff.errors import pick
 from jaxdiff.training import export
 from jaxdiff.trees import by_name, misfits
 
-PRIVATE = ("parent", "name", "dtype", "remat", "loop", "dropout", "step_embed")  # may differ from the student
+# may differ from the student
+PRIVATE = ("parent", "name", "dtype", "remat", "loop", "dropout", "step_embed", "mask_buckets")
 # public weights: their denoiser.kind
-CONVENTIONS = {"edm": "edm", "dit": "ddpm", "sd3": "flow", "sd_unet": "ddpm", "sdxl_unet": "ddpm"}
+CONVENTIONS = {
+    "edm": "edm",
+    "dit": "ddpm",
+    "mdt": "ddpm",
+    "pixart": "ddpm",
+    "sd3": "flow",
+    "sd_unet": "ddpm",
+    "sdxl_unet": "ddpm",
+}
 
 
 class Frozen(NamedTuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,13 +16,15 @@ from jaxdiff.denoisers import Denoiser
 from jaxdiff.errors import pick
 from jaxdiff.models import check_fields, network
 from jaxdiff.models.layers import stack_blocks, unstack_blocks
-from jaxdiff.weights import dit, edm, efficientnet, files, inception, lpips, names, sd3, sd_unet
+from jaxdiff.weights import dit, edm, efficientnet, files, inception, lpips, mdt, names, pixart, sd3, sd_unet
 from jaxdiff.weights.files import Source
 from jaxdiff.weights.names import Kind, WeightsError
 
 KINDS: dict[str, Kind] = {
     "edm": edm.KIND,
     "dit": dit.KIND,
+    "mdt": mdt.KIND,
+    "pixart": pixart.KIND,
     "sd3": sd3.KIND,
     "sd_unet": sd_unet.SD,
     "sdxl_unet": sd_unet.SDXL,
@@ -53,7 +57,8 @@ def load(source: Source, kind: str, **overrides: Any) -> tuple[nn.Module, dict[s
     model = rules.model(**fields)
     params = names.to_params(kind, rules, model, _abstract(rules, model), arrays)
     if getattr(model, "scan", False):
-        params = stack_blocks(params, _stacked_depth(params))
+        for name, depth in _stacks(params).items():
+            params = stack_blocks(params, depth, name)
     return model, jax.tree.map(jnp.asarray, params)
 
 
@@ -85,7 +90,8 @@ def save(model: nn.Module, params: Any, kind: str, path: str | os.PathLike | Non
     if not isinstance(model, rules.model):
         raise ValueError(f"kind {kind!r} describes a {rules.model.__name__}, got a {type(model).__name__}")
     if getattr(model, "scan", False):
-        params = unstack_blocks(params)
+        for name in [name for name, value in params.items() if isinstance(value, Mapping) and [*value] == ["block"]]:
+            params = unstack_blocks(params, name)
     arrays = {**names.to_public(params, rules.entries(model, _abstract(rules, model))), **rules.constants(model)}
     if path is not None:
         files.write(path, arrays)
@@ -105,5 +111,6 @@ def _diffusion_example(rules: Kind, model: nn.Module) -> tuple:
     return jnp.zeros((1, side, side, model.channels)), jnp.zeros(1), rules.cond(model)
 
 
-def _stacked_depth(params: dict[str, Any]) -> int:
-    return sum(name.startswith("blocks_") for name in params)
+def _stacks(params: dict[str, Any]) -> Counter[str]:
+    """How many blocks, {name}_0 and on, each stack has."""
+    return Counter(name.rsplit("_", 1)[0] for name in params if name.rsplit("_", 1)[-1].isdigit())

@@ -11,28 +11,44 @@ from jaxdiff import denoisers
 from jaxdiff.models import DiT, dit
 from jaxdiff.models.layers import sincos_positions
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, dense_entries, shape_of
+from jaxdiff.weights.names import Entry, Path, dense_entries, shape_of
 
 
 def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The fields of the DiT these arrays belong to; heads are known for the published widths only."""
-    width, channels, patch, _ = shape_of("dit", arrays, "x_embedder.proj.weight")
+    fields = outer_fields("dit", arrays)
     heads = {size["width"]: size["heads"] for size in dit.SIZES.values()}
+    return {
+        **fields,
+        "depth": len({name.split(".")[1] for name in arrays if name.startswith("blocks.")}),
+        "heads": heads.get(fields["width"]),
+        "mlp_ratio": shape_of("dit", arrays, "blocks.0.mlp.fc1.weight")[0] / fields["width"],
+        "grid": round(arrays["pos_embed"].shape[1] ** 0.5) if "pos_embed" in arrays else 0,
+    }
+
+
+def outer_fields(kind: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """What the arrays around the blocks tell, of a DiT or MDT."""
+    width, channels, patch, _ = shape_of(kind, arrays, "x_embedder.proj.weight")
     return {
         "channels": channels,
         "patch": patch,
-        "depth": len({name.split(".")[1] for name in arrays if name.startswith("blocks.")}),
         "width": width,
-        "heads": heads.get(width),
-        "mlp_ratio": shape_of("dit", arrays, "blocks.0.mlp.fc1.weight")[0] / width,
-        "num_classes": shape_of("dit", arrays, "y_embedder.embedding_table.weight")[0] - 1,
-        "grid": round(arrays["pos_embed"].shape[1] ** 0.5) if "pos_embed" in arrays else 0,
-        "learn_variance": shape_of("dit", arrays, "final_layer.linear.weight")[0] == 2 * channels * patch**2,
+        "num_classes": shape_of(kind, arrays, "y_embedder.embedding_table.weight")[0] - 1,
+        "learn_variance": shape_of(kind, arrays, "final_layer.linear.weight")[0] == 2 * channels * patch**2,
     }
 
 
 def entries(model: DiT, abstract: Any) -> list[Entry]:
-    table = [
+    table = outer_entries(model)
+    for i in range(model.depth):
+        table += block_entries(f"blocks.{i}", (f"blocks_{i}",), model.heads)
+    return table
+
+
+def outer_entries(model: Any) -> list[Entry]:
+    """All but the blocks, of a DiT or MDT."""
+    return [
         *dense_entries("x_embedder.proj", ("patches",), names.patch_conv(model.patch, model.channels)),
         *dense_entries("t_embedder.mlp.0", ("time", "in")),
         *dense_entries("t_embedder.mlp.2", ("time", "out")),
@@ -40,15 +56,18 @@ def entries(model: DiT, abstract: Any) -> list[Entry]:
         *dense_entries("final_layer.adaLN_modulation.1", ("final", "modulation", "dense")),
         *dense_entries("final_layer.linear", ("final", "out")),
     ]
-    for i in range(model.depth):
-        public, ours = f"blocks.{i}", f"blocks_{i}"
-        qkv, qkv_bias = names.qkv_kernel(model.heads), names.qkv_bias(model.heads)
-        table += dense_entries(f"{public}.attn.qkv", (ours, "attention", "qkv"), qkv, qkv_bias)
-        table += dense_entries(f"{public}.attn.proj", (ours, "attention", "out"), names.out_kernel(model.heads))
-        table += dense_entries(f"{public}.mlp.fc1", (ours, "mlp", "in"))
-        table += dense_entries(f"{public}.mlp.fc2", (ours, "mlp", "out"))
-        table += dense_entries(f"{public}.adaLN_modulation.1", (ours, "modulation", "dense"))
-    return table
+
+
+def block_entries(public: str, ours: Path, heads: int) -> list[Entry]:
+    return [
+        *dense_entries(
+            f"{public}.attn.qkv", (*ours, "attention", "qkv"), names.qkv_kernel(heads), names.qkv_bias(heads)
+        ),
+        *dense_entries(f"{public}.attn.proj", (*ours, "attention", "out"), names.out_kernel(heads)),
+        *dense_entries(f"{public}.mlp.fc1", (*ours, "mlp", "in")),
+        *dense_entries(f"{public}.mlp.fc2", (*ours, "mlp", "out")),
+        *dense_entries(f"{public}.adaLN_modulation.1", (*ours, "modulation", "dense")),
+    ]
 
 
 def constants(model: DiT) -> dict[str, np.ndarray]:

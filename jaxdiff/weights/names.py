@@ -69,17 +69,27 @@ def patch_conv(patch: int, channels: int) -> Layout:
     )
 
 
-def qkv_kernel(heads: int) -> Layout:
-    """Rows [q; k; v], each head-major <-> [in, 3, heads, head width]."""
+def qkv_kernel(heads: int, parts: int = 3) -> Layout:
+    """Rows [q; k; v], or with two parts [k; v], each head-major <-> [in, parts, heads, head width]."""
     return Layout(
-        lambda w: w.reshape(3, heads, -1, w.shape[1]).transpose(3, 0, 1, 2),
+        lambda w: w.reshape(parts, heads, -1, w.shape[1]).transpose(3, 0, 1, 2),
         lambda k: (k.transpose(1, 2, 3, 0).reshape(-1, k.shape[0]),),
     )
 
 
-def qkv_bias(heads: int) -> Layout:
-    """[q; k; v] <-> [3, heads, head width]."""
-    return Layout(lambda b: b.reshape(3, heads, -1), lambda b: (b.reshape(-1),))
+def qkv_bias(heads: int, parts: int = 3) -> Layout:
+    """[q; k; v], or with two parts [k; v] <-> [parts, heads, head width]."""
+    return Layout(lambda b: b.reshape(parts, heads, -1), lambda b: (b.reshape(-1),))
+
+
+def query_kernel(heads: int) -> Layout:
+    """Head-major rows [out, in] <-> [in, heads, head width]."""
+    return Layout(lambda w: w.T.reshape(w.shape[1], heads, -1), lambda k: (k.reshape(k.shape[0], -1).T,))
+
+
+def query_bias(heads: int) -> Layout:
+    """[out] <-> [heads, head width]."""
+    return Layout(lambda b: b.reshape(heads, -1), lambda b: (b.reshape(-1),))
 
 
 def out_kernel(heads: int) -> Layout:
@@ -90,15 +100,20 @@ def out_kernel(heads: int) -> Layout:
     )
 
 
-def split_three(layout: Layout) -> Layout:
-    """The same with queries, keys and values in three arrays."""
+def split_rows(layout: Layout, parts: int) -> Layout:
+    """The same with the rows in so many arrays of equal size."""
 
     def to_public(ours: Any) -> tuple:
         (fused,) = layout.to_public(ours)
-        d = fused.shape[0] // 3
-        return fused[:d], fused[d : 2 * d], fused[2 * d :]
+        d = fused.shape[0] // parts
+        return tuple(fused[i * d : (i + 1) * d] for i in range(parts))
 
-    return Layout(lambda *parts: layout.to_ours(np.concatenate(parts)), to_public)
+    return Layout(lambda *arrays: layout.to_ours(np.concatenate(arrays)), to_public)
+
+
+def split_three(layout: Layout) -> Layout:
+    """The same with queries, keys and values in three arrays."""
+    return split_rows(layout, 3)
 
 
 def swapped_halves(layout: Layout) -> Layout:

@@ -146,9 +146,9 @@ def _layout(model: LatentUNet, path: Path, shape: tuple[int, ...]) -> Layout:
     if layer == "qkv":
         return names.split_three(names.qkv_kernel(shape[2]))
     if layer == "q":
-        return _query_kernel(shape[1])
+        return names.query_kernel(shape[1])
     if layer == "kv":
-        return _key_value_kernel(shape[2])
+        return names.split_rows(names.qkv_kernel(shape[2], 2), 2)
     if parent.endswith("_attention"):
         return names.out_kernel(shape[0])
     if "transformer" in parent and not model.linear:
@@ -164,20 +164,6 @@ GATED_KERNEL = Layout(
     lambda k: (k.transpose(1, 2, 0).reshape(-1, k.shape[0]),),
 )
 GATED_BIAS = Layout(lambda b: b.reshape(2, -1), lambda b: (b.reshape(-1),))
-
-
-def _query_kernel(heads: int) -> Layout:
-    """Head-major rows [c, c] <-> [c, heads, head width]."""
-    return Layout(lambda w: w.T.reshape(w.shape[1], heads, -1), lambda k: (k.reshape(k.shape[0], -1).T,))
-
-
-def _key_value_kernel(heads: int) -> Layout:
-    """Two arrays of head-major rows [c, d] <-> [d, 2, heads, head width]."""
-    query = _query_kernel(heads)
-    return Layout(
-        lambda *parts: np.stack([query.to_ours(w) for w in parts], axis=1),
-        lambda k: (*query.to_public(k[:, 0]), *query.to_public(k[:, 1])),
-    )
 
 
 def _kind(name: str) -> names.Kind:

@@ -62,6 +62,31 @@ def by_hand(w, x0, key, levels, weight, sigma_data=0.5):
     return (weights * squares).mean(), squares.mean(), (weights * slope).mean()
 
 
+class Hiding(nn.Module):
+    """F = w x, or 2 w x where tokens are hidden."""
+
+    mask_ratio: tuple = (0.3, 0.5)
+
+    @nn.compact
+    def __call__(self, x, noise_label, cond=None, *, deterministic=True):
+        w = self.param("w", nn.initializers.constant(2.0), ())
+        return w * x * (2 if self.has_rng("mask") and not deterministic else 1)
+
+
+def test_a_network_that_can_hide_tokens_learns_from_both_losses(batch):
+    key, x0 = jax.random.key(3), {"image": batch["image"]}
+    levels, weight = noise.make_levels("lognormal"), noise.make_weight("edm")
+    for ratio in ((0.3, 0.5), ()):
+        method = make(Hiding(ratio))
+        state, metrics = jax.jit(method.step)(start(method, x0), x0, key)
+        value, error, slope = by_hand(2.0, batch["image"], key, levels, weight)
+        if ratio:
+            hidden, _, steeper = by_hand(4.0, batch["image"], key, levels, weight)
+            value, slope = value + hidden, slope + 2 * steeper
+        np.testing.assert_allclose([metrics["loss"], metrics["error"]], [value, error], rtol=1e-4)
+        np.testing.assert_allclose(state.params["w"], 2.0 - RATE * slope, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["edm", "min_snr"])
 def test_loss_gradient_and_update_are_those_of_the_formula(batch, name):
     levels, weight = noise.levels.uniform(0.1, 3.0), noise.levels.make_weight(name)

@@ -16,6 +16,7 @@ from training_runs import (
     saved_state,
 )
 
+from jaxdiff import models
 from jaxdiff.training import build, sample, train, trainer
 from jaxdiff.training.sharding import bytes_per_device, global_batch, make_mesh, spec_of, state_shardings
 from jaxdiff.trees import path_name
@@ -141,6 +142,45 @@ def test_rules_place_heads_and_widths_over_tensor_and_the_largest_axis_over_fsdp
     assert spec("params/final/out/kernel", (8, 8)) == (None, "fsdp")
     assert spec("params/final/out/kernel", (8, 8), 65) == (None, None)  # too small to be worth it
     assert spec("step", ()) == ()
+
+
+TEXT = {"text": jax.ShapeDtypeStruct((1, 5, 10), np.float32)}
+SPLIT = {  # models of 2 heads and 24 channels (MLPs of 96), with a condition to initialise them
+    "dit": (models.DiT(depth=1, width=24, heads=2), None),
+    "mdt": (models.MDT(depth=4, width=24, heads=2, decoder=2), None),
+    "pixart": (models.PixArt(depth=1, width=24, heads=2, text_dim=10), TEXT),
+    "mmdit": (models.MMDiT(depth=2, width=24, heads=2, text_dim=10, pooled_dim=0), TEXT),
+    "latent_unet": (
+        models.LatentUNet(width=24, multipliers=(1,), blocks=1, depths=(1,), heads=2, groups=4, text_dim=10), TEXT,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("scan", [False, True])
+def test_every_attention_and_mlp_is_split_over_heads_or_width(name, scan):
+    """By the axis's size: 2 heads, 96 channels of an MLP or, in what reads text, 24; biases added after are whole."""
+    model, cond = SPLIT[name]
+    if scan and not hasattr(model, "scan"):
+        pytest.skip("has no scanned form")
+    model = model.clone(scan=True) if scan else model
+    x = jax.ShapeDtypeStruct((1, 8, 8, 4), np.float32)
+    shapes = jax.eval_shape(lambda x, cond: model.init(jax.random.key(0), x, 1.0, cond), x, cond)
+    mesh, split = make_mesh(4, 1, 2), set()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes["params"]):
+        where = path_name(path)
+        spec = tuple(spec_of(where, leaf.shape, mesh))
+        parts = where.split("/")
+        inside = any(part.endswith(("attention", "mlp", "qkv")) or part in ("image_out", "text_out") for part in parts)
+        summed = parts[-1] == "bias" and parts[-2].endswith("out")  # added once, after the parts were summed
+        if (inside and not summed and "norm" not in where) or parts[-1] == "position_bias":
+            assert spec.count("tensor") == 1, where
+            wide = 24 if "text_mlp" in parts and name == "pixart" else 96
+            assert leaf.shape[spec.index("tensor")] == (wide if any("mlp" in part for part in parts) else 2), where
+            split.add(parts[-2])
+        else:
+            assert "tensor" not in spec, where
+    assert split >= {"in", "out"} or name == "mmdit"
 
 
 def test_heads_that_the_tensor_axis_does_not_divide():

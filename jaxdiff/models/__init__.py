@@ -10,29 +10,41 @@ from jax import Array
 
 from jaxdiff.denoisers import Cond, Network
 from jaxdiff.errors import pick
-from jaxdiff.models import dit, latent_unet, mmdit, unet
+from jaxdiff.models import clip, dit, latent_unet, mmdit, t5, unet, vae
+from jaxdiff.models.clip import CLIPText, CLIPVision
 from jaxdiff.models.dit import DiT
 from jaxdiff.models.latent_unet import LatentUNet
 from jaxdiff.models.mlp import MLP
 from jaxdiff.models.mmdit import MMDiT
+from jaxdiff.models.t5 import T5Encoder
+from jaxdiff.models.taesd import TAESD
 from jaxdiff.models.unet import UNet
+from jaxdiff.models.vae import AutoencoderKL
 
 MODELS: dict[str, type[nn.Module]] = {"unet": UNet, "dit": DiT, "mmdit": MMDiT, "mlp": MLP, "latent_unet": LatentUNet}
 
 __all__ = [
     "MLP",
     "MODELS",
+    "TAESD",
+    "AutoencoderKL",
+    "CLIPText",
+    "CLIPVision",
     "DiT",
     "LatentUNet",
     "MMDiT",
+    "T5Encoder",
     "UNet",
     "build",
     "check_fields",
+    "clip",
     "dit",
     "latent_unet",
     "mmdit",
     "network",
+    "t5",
     "unet",
+    "vae",
 ]
 
 

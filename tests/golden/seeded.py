@@ -22,6 +22,20 @@ def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return centred * np.float32(0.1)
 
 
+def listing(shapes: dict[str, tuple[int, ...]], faint: tuple[str, ...] = (), factor: float = 2**-6) -> np.ndarray:
+    """One line an array: name, shape, factor. Those of the layers in `faint` are small, so that epsilons tell."""
+    factors = {name: factor if set(name.split(".")) & set(faint) else 1 for name in shapes}
+    return np.array([f"{name} {','.join(map(str, shape))} {factors[name]}" for name, shape in shapes.items()])
+
+
+def weights(lines: np.ndarray) -> dict[str, np.ndarray]:
+    """The arrays of a `listing`."""
+    arrays = {}
+    for name, shape, factor in (line.split(" ") for line in lines):
+        arrays[name] = draw(name, tuple(int(size) for size in shape.split(",") if size)) * np.float32(factor)
+    return arrays
+
+
 def images(seed: int, shape: tuple[int, ...]) -> np.ndarray:
     """Smooth 8-bit images, so that resizing them is not resizing noise."""
     b, h, w, c = shape

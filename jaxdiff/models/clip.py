@@ -22,8 +22,7 @@ from jaxdiff.models import layers
 from jaxdiff.models.layers import Dtype
 
 SIZES: dict[str, dict[str, Any]] = {
-    "l": {},  # of SD 1
-    "l_projected": {"projection": 768, "penultimate": True},  # of SDXL (without the projection) and SD3
+    "l": {},  # of SD 1; SDXL reads its penultimate block, SD3 that and a projection to 768
     "bigg": {
         "width": 1280, "depth": 32, "heads": 20, "mlp_width": 5120, "activation": "gelu", "projection": 1280,
         "penultimate": True,

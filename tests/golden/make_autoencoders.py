@@ -8,7 +8,6 @@ arrays. Weights are drawn by their names (seeded.py) where they are needed; the 
 
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from diffusers import AutoencoderKL, AutoencoderTiny
 from seeded import listing, weights
 
 HERE = Path(__file__).parent
-FAINT = ("conv_in", "conv2", "conv_shortcut", "to_out", "conv")
+FAINT = dict.fromkeys(("conv_in", "conv2", "conv_shortcut", "to_out", "conv"), 2**-6)
 
 
 def blocks(*widths: int) -> dict:
@@ -29,10 +28,10 @@ TINY = {"layers_per_block": 1, "norm_num_groups": 4, **blocks(8, 16)}
 FULL = {"layers_per_block": 2, **blocks(128, 256, 512, 512)}
 
 
-def fill(model: torch.nn.Module, *faint: Any) -> np.ndarray:
+def fill(model: torch.nn.Module, factors: dict[str, float]) -> np.ndarray:
     """Gives the model its drawn weights; returns their listing."""
-    lines = listing({name: tuple(array.shape) for name, array in model.named_parameters()}, *faint)
-    drawn = {name: torch.from_numpy(np.asarray(array)) for name, array in weights(lines).items()}
+    lines = listing({name: tuple(array.shape) for name, array in model.named_parameters()}, factors)
+    drawn = {name: torch.from_numpy(array) for name, array in weights(lines).items()}
     model.load_state_dict(drawn, strict=False)  # arrays under two names are listed once
     model.eval()
     return lines
@@ -63,7 +62,7 @@ def make_tiny() -> None:
     torch.manual_seed(0)
     widths = {"encoder_block_out_channels": (8, 8, 8), "decoder_block_out_channels": (8, 8, 8)}
     model = AutoencoderTiny(num_encoder_blocks=(1, 2, 1), num_decoder_blocks=(1, 2, 1), latent_channels=6, **widths)
-    lines = fill(model, ("4",), 0.5)
+    lines = fill(model, {"4": 0.5})
     x, z = torch.rand(2, 3, 8, 12) * 2 - 1, 3 * torch.randn(2, 6, 2, 3)
     save("taesd", lines=lines, in__x=x, in__z=z, out__latent=model.encode(x).latents, out__image=model.decode(z).sample)
 

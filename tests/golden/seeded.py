@@ -22,17 +22,18 @@ def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return centred * np.float32(0.1)
 
 
-def listing(shapes: dict[str, tuple[int, ...]], faint: tuple[str, ...] = (), factor: float = 2**-6) -> np.ndarray:
-    """One line an array: name, shape, factor. Those of the layers in `faint` are small, so that epsilons tell."""
-    factors = {name: factor if set(name.split(".")) & set(faint) else 1 for name in shapes}
-    return np.array([f"{name} {','.join(map(str, shape))} {factors[name]}" for name, shape in shapes.items()])
+def listing(shapes: dict[str, tuple[int, ...]], factors: dict[str, float]) -> np.ndarray:
+    """One line an array: name, shape, factor, which is that of a layer in its name; small ones let epsilons tell."""
+    factor = {name: next((factors[part] for part in name.split(".") if part in factors), 1) for name in shapes}
+    return np.array([f"{name} {','.join(map(str, shape))} {factor[name]}" for name, shape in shapes.items()])
 
 
 def weights(lines: np.ndarray) -> dict[str, np.ndarray]:
     """The arrays of a `listing`."""
     arrays = {}
     for name, shape, factor in (line.split(" ") for line in lines):
-        arrays[name] = draw(name, tuple(int(size) for size in shape.split(",") if size)) * np.float32(factor)
+        drawn = draw(name, tuple(int(size) for size in shape.split(",") if size)) * np.float32(factor)
+        arrays[name] = np.asarray(drawn)
     return arrays
 
 

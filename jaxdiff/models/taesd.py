@@ -106,7 +106,7 @@ class TAESD(nn.Module):
         """The images, encoded and decoded."""
         return self.decode(self.encode(x))
 
-    def encode(self, x: Float[Array, "b h w c"], key: None = None) -> Float[Array, "b k l z"]:
+    def encode(self, x: Float[Array, "b h w c"], key: Array | None = None) -> Float[Array, "b k l z"]:
         """The latent; there is no posterior to draw from."""
         if key is not None:
             raise ValueError("TAESD encodes without noise, so it takes no key; leave it out")

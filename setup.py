@@ -39,6 +39,7 @@ setup(
     extras_require={
         "cuda": ["jax[cuda12]>=0.10.0"],
         "tpu": ["jax[tpu]>=0.10.0"],
+        "text": ["tokenizers>=0.22.0"],
         "test": [
             "beartype>=0.22.2",
             "chex>=0.1.90",
@@ -50,6 +51,7 @@ setup(
             "pytest>=8.4",
             "pytest-xdist>=3.8",
             "ruff>=0.14",
+            "tokenizers>=0.22.0",
         ],
     },
 )

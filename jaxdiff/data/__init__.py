@@ -2,10 +2,12 @@
 
 from jaxdiff.data.dataset import Dataset, build, local_slice
 from jaxdiff.data.examples import Source
+from jaxdiff.data.hashed import hashed_text
 from jaxdiff.data.mixture import MIXTURES, mixture_components, mixture_means
 from jaxdiff.data.pipeline import Prefetch, prefetch
 from jaxdiff.data.records import write_array_records
 from jaxdiff.data.sources import SOURCES, load
+from jaxdiff.data.tokens import tokenizer
 from jaxdiff.data.transforms import CONTROLS, CROPS, CorruptImage, decode, resize
 
 __all__ = [
@@ -19,11 +21,13 @@ __all__ = [
     "Source",
     "build",
     "decode",
+    "hashed_text",
     "load",
     "local_slice",
     "mixture_components",
     "mixture_means",
     "prefetch",
     "resize",
+    "tokenizer",
     "write_array_records",
 ]

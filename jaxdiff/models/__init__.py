@@ -10,14 +10,18 @@ from jax import Array
 
 from jaxdiff.denoisers import Cond, Network
 from jaxdiff.errors import pick
-from jaxdiff.models import dit, latent_unet, mdt, mmdit, pixart, unet
+from jaxdiff.models import clip, dit, latent_unet, mdt, mmdit, pixart, t5, unet, vae
+from jaxdiff.models.clip import CLIPText, CLIPVision
 from jaxdiff.models.dit import DiT
 from jaxdiff.models.latent_unet import LatentUNet
 from jaxdiff.models.mdt import MDT
 from jaxdiff.models.mlp import MLP
 from jaxdiff.models.mmdit import MMDiT
 from jaxdiff.models.pixart import PixArt
+from jaxdiff.models.t5 import T5Encoder
+from jaxdiff.models.taesd import TAESD
 from jaxdiff.models.unet import UNet
+from jaxdiff.models.vae import AutoencoderKL
 
 MODELS: dict[str, type[nn.Module]] = {
     "unet": UNet,
@@ -33,20 +37,28 @@ __all__ = [
     "MDT",
     "MLP",
     "MODELS",
+    "TAESD",
+    "AutoencoderKL",
+    "CLIPText",
+    "CLIPVision",
     "DiT",
     "LatentUNet",
     "MMDiT",
     "PixArt",
+    "T5Encoder",
     "UNet",
     "build",
     "check_fields",
+    "clip",
     "dit",
     "latent_unet",
     "mdt",
     "mmdit",
     "network",
     "pixart",
+    "t5",
     "unet",
+    "vae",
 ]
 
 

@@ -16,7 +16,23 @@ from jaxdiff.denoisers import Denoiser
 from jaxdiff.errors import pick
 from jaxdiff.models import check_fields, network
 from jaxdiff.models.layers import stack_blocks, unstack_blocks
-from jaxdiff.weights import dit, edm, efficientnet, files, inception, lpips, mdt, names, pixart, sd3, sd_unet
+from jaxdiff.weights import (
+    clip,
+    dit,
+    edm,
+    efficientnet,
+    files,
+    inception,
+    lpips,
+    mdt,
+    names,
+    pixart,
+    sd3,
+    sd_unet,
+    sd_vae,
+    t5,
+    taesd,
+)
 from jaxdiff.weights.files import Source
 from jaxdiff.weights.names import Kind, WeightsError
 
@@ -28,6 +44,12 @@ KINDS: dict[str, Kind] = {
     "sd3": sd3.KIND,
     "sd_unet": sd_unet.SD,
     "sdxl_unet": sd_unet.SDXL,
+    "sd_vae": sd_vae.SD,
+    "sdxl_vae": sd_vae.SDXL,
+    "taesd": taesd.KIND,
+    "clip_text": clip.CLIP_TEXT,
+    "clip_vision": clip.CLIP_VISION,
+    "t5": t5.KIND,
     "inception": inception.KIND,
     "efficientnet_lite0": efficientnet.KIND,
     "lpips": lpips.KIND,

@@ -183,3 +183,9 @@ def shape_of(kind: str, arrays: Mapping[str, np.ndarray], name: str) -> tuple[in
     if name not in arrays:
         raise WeightsError(f"not a {kind!r} checkpoint: it has no {name!r}; {_report('given', list(arrays))}")
     return arrays[name].shape
+
+
+def count_of(arrays: Mapping[str, np.ndarray], prefix: str) -> int:
+    """How many different numbers follow the prefix."""
+    start = f"{prefix}."
+    return len({name.removeprefix(start).split(".")[0] for name in arrays if name.startswith(start)})

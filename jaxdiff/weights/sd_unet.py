@@ -18,7 +18,7 @@ from jaxdiff import denoisers
 from jaxdiff.denoisers import Cond
 from jaxdiff.models import LatentUNet
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, Layout, Path, shape_of
+from jaxdiff.weights.names import Entry, Layout, Path, count_of, shape_of
 
 POOLED, SIZE_WIDTH = 1280, 256  # of every published SDXL; the arrays tell only the sum of all that is added
 
@@ -53,16 +53,16 @@ def infer(kind: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     _check_kind(kind, arrays)
     shape = partial(shape_of, kind, arrays)
     width, channels = shape("conv_in.weight")[:2]
-    levels = _count(arrays, "down_blocks")
+    levels = count_of(arrays, "down_blocks")
     projection = shape("mid_block.attentions.0.proj_in.weight")
     linear = len(projection) == 2
     return {
         "channels": channels,
         "width": width,
         "multipliers": tuple(shape(f"down_blocks.{i}.resnets.0.conv1.weight")[0] // width for i in range(levels)),
-        "blocks": _count(arrays, "down_blocks.0.resnets"),
-        "depths": tuple(_count(arrays, f"down_blocks.{i}.attentions.0.transformer_blocks") for i in range(levels)),
-        "mid_depth": _count(arrays, "mid_block.attentions.0.transformer_blocks"),
+        "blocks": count_of(arrays, "down_blocks.0.resnets"),
+        "depths": tuple(count_of(arrays, f"down_blocks.{i}.attentions.0.transformer_blocks") for i in range(levels)),
+        "mid_depth": count_of(arrays, "mid_block.attentions.0.transformer_blocks"),
         "heads": 0 if linear else 8,
         "head_width": 64 if linear else 0,
         "text_dim": shape("mid_block.attentions.0.transformer_blocks.0.attn2.to_k.weight")[1],
@@ -78,12 +78,6 @@ def _check_kind(kind: str, arrays: Mapping[str, np.ndarray]) -> None:
         )
     if kind == "sd_unet" and "add_embedding.linear_1.weight" in arrays:
         raise names.WeightsError("these arrays have an add_embedding, as SDXL has; load them as kind 'sdxl_unet'")
-
-
-def _count(arrays: Mapping[str, np.ndarray], prefix: str) -> int:
-    """How many different numbers follow the prefix."""
-    start = f"{prefix}."
-    return len({name.removeprefix(start).split(".")[0] for name in arrays if name.startswith(start)})
 
 
 def _added(total: int) -> dict[str, Any]:

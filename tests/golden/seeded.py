@@ -22,6 +22,21 @@ def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return centred * np.float32(0.1)
 
 
+def listing(shapes: dict[str, tuple[int, ...]], factors: dict[str, float]) -> np.ndarray:
+    """One line an array: name, shape, factor, which is that of a layer in its name; small ones let epsilons tell."""
+    factor = {name: next((factors[part] for part in name.split(".") if part in factors), 1) for name in shapes}
+    return np.array([f"{name} {','.join(map(str, shape))} {factor[name]}" for name, shape in shapes.items()])
+
+
+def weights(lines: np.ndarray) -> dict[str, np.ndarray]:
+    """The arrays of a `listing`."""
+    arrays = {}
+    for name, shape, factor in (line.split(" ") for line in lines):
+        drawn = draw(name, tuple(int(size) for size in shape.split(",") if size)) * np.float32(factor)
+        arrays[name] = np.asarray(drawn)
+    return arrays
+
+
 def images(seed: int, shape: tuple[int, ...]) -> np.ndarray:
     """Smooth 8-bit images, so that resizing them is not resizing noise."""
     b, h, w, c = shape

@@ -1,6 +1,7 @@
 """A residual MLP for points instead of images: the network of two-dimensional experiments.
 
-c = E(noise label) + E(label);  x = [x, sin(2^k x), cos(2^k x)] W;  block: x += W2 silu(W1 x + c V);  out = x W, zero at the start
+c = E(noise label) + E(label);  x = [x, sin(2^k x), cos(2^k x)] W;  block: x += W2 silu(W1 x + c V)
+out = x W, zero at the start
 """
 
 from __future__ import annotations

@@ -30,6 +30,6 @@ def get_config(arg: str = "") -> ConfigDict:
             return c
         if arg == "diff_instruct":
             c.emd.steps, c.emd.scheme = 1, "eps"
-        c.train.steps, c.train.eval_every, c.train.save_every = 2500, 2500, 1000
+        c.train.steps, c.train.eval_every, c.train.save_every = 5000, 5000, 1000
         c.optim.decay_images = c.data.batch_size * c.train.steps
     return c

@@ -39,6 +39,7 @@ def test_single_timestamp(run):
     assert "tuned at t = 80" in text and "2 seed(s)" in text
 
 
+@pytest.mark.slow
 def test_ablation_of_one_axis(run):
     found, text = run("ablations", "--axis=afs", "--seeds=2")
     assert {value: len(scores) for value, scores in found["frechet"]["afs"].items()} == {"True": 2, "False": 2}

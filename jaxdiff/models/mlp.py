@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
@@ -45,7 +46,7 @@ class MLP(nn.Module):
             c = c + nn.Embed(self.num_classes + 1, self.width, name="label")(label)
         if self.step_embed:
             c = c + layers.StepEmbed(self.width, self.step_embed, name="step")(x, cond)
-        waves = (x[:, :, None] * 2.0 ** jnp.arange(self.frequencies)).reshape(len(x), -1)
+        waves = (x[:, :, None] * jnp.asarray(2.0 ** np.arange(self.frequencies), x.dtype)).reshape(len(x), -1)
         features = jnp.concatenate([x, jnp.sin(waves), jnp.cos(waves)], axis=-1)
         h = nn.Dense(self.width, dtype=self.dtype, name="in")(features)
         for i in range(self.depth):

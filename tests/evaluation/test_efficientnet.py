@@ -61,6 +61,7 @@ def cifar(count):
     return np.stack([planes[1] + green, green, planes[2] + green], axis=-1), labels
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "efficientnet_lite0.npz").is_file(), reason="needs ../shared/data")
 def test_real_features_order_real_blurred_and_noisy_photos():
     net = feature_net("efficientnet_lite0", DATA / "efficientnet_lite0.npz", side=96)

@@ -77,7 +77,7 @@ def test_strict():
 
 
 def test_it_is_not_a_denoiser():
-    with pytest.raises(ValueError, match=r"type Inception, which does not denoise; use load\(\), .* edm, dit, sd3"):
+    with pytest.raises(ValueError, match=r"type Inception, which does not denoise; use load\(\), .* edm, dit, mdt"):
         weights.load_denoiser({}, "inception")
 
 

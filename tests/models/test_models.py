@@ -128,9 +128,9 @@ def test_every_network_solves_with_every_condition_used(name, count_traces):
     assert apply.traces == 1
 
 
-@pytest.mark.parametrize("name", ["dit", "mmdit"])  # UNets take a minute to compile; their gradients train in configs
-def test_networks_vmap_over_seeds_and_grad_through_a_solve(name):
-    model, params, x, cond = make(name)
+def test_networks_vmap_over_seeds_and_grad_through_a_solve():
+    """One network for all; the others are trained elsewhere."""
+    model, params, x, cond = make("mmdit")
 
     def sample(params, seed):
         noise = jax.random.normal(jax.random.key(seed), x.shape)
@@ -158,7 +158,7 @@ def test_bfloat16_compute_stays_close_and_returns_float32(name):
     assert 0 < jnp.abs(half - full).max() < 0.06 * jnp.abs(full).max()
 
 
-@pytest.mark.parametrize("name", ["adm", "dit", "mmdit"])
+@pytest.mark.parametrize("name", ["adm", "dit"])
 def test_remat_changes_memory_not_values(name):
     model, params, x, cond = make(name)
     loss = lambda model: jax.jit(jax.grad(lambda p: jnp.square(models.network(model, p)(x, jnp.ones(2), cond)).sum()))  # noqa: E731

@@ -170,23 +170,12 @@ def test_before_training_the_student_is_the_teachers_euler_walk(unet, step_embed
         np.testing.assert_array_equal(method.sample(state, unit, cond, nfe=nfe), wanted)
 
 
-def test_the_step_lowers_for_tpu_and_cuda_and_trains_a_unet(unet):
+def test_the_step_lowers_for_tpu_and_cuda(unet):
     model, teacher = unet
     method, state = student_of(model, "zero", teacher, nfe=(1, 2), substeps=2)
     batch = {"image": jnp.zeros((4, 8, 8, 1)), "label": jnp.zeros(4, jnp.int32)}
     exported = jax.export.export(jax.jit(method.step), platforms=["tpu", "cuda"])(state, batch, jax.random.key(1))
     assert "stablehlo.convolution" in exported.mlir_module()
-    after, metrics = jax.jit(method.step)(state, batch, jax.random.key(1))
-    assert all(np.isfinite(float(value)) for value in metrics.values())
-    moved = {
-        k: not np.array_equal(a, b) for (k, a), b in zip(flat(after.params), jax.tree.leaves(state.params), strict=True)
-    }
-    assert all(moved[name] for name in moved if "affine_step" in name and "kernel" in name)
-    assert jax.tree.all(jax.tree.map(np.array_equal, after.frozen, state.frozen))
-
-
-def flat(tree):
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 # ------------------------------------------------------------------------------------------ updates

@@ -156,13 +156,12 @@ SPLIT = {  # models of 2 heads and 24 channels (MLPs of 96), with a condition to
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SPLIT)
-@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(
+    ("name", "scan"), [(name, scan) for name in SPLIT for scan in (False, True) if not scan or name != "latent_unet"]
+)
 def test_every_attention_and_mlp_is_split_over_heads_or_width(name, scan):
     """By the axis's size: 2 heads, 96 channels of an MLP or, in what reads text, 24; biases added after are whole."""
     model, cond = SPLIT[name]
-    if scan and not hasattr(model, "scan"):
-        pytest.skip("has no scanned form")
     model = model.clone(scan=True) if scan else model
     x = jax.ShapeDtypeStruct((1, 8, 8, 4), np.float32)
     shapes = jax.eval_shape(lambda x, cond: model.init(jax.random.key(0), x, 1.0, cond), x, cond)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
@@ -211,15 +210,3 @@ def _patch(tap: Tap, side: int) -> int:
 def _pool(x: Float[Array, "b h w c"], patch: int) -> Float[Array, "b k l c"]:
     b, height, width, c = x.shape
     return x.reshape(b, height // patch, patch, width // patch, patch, c).mean((2, 4))
-
-
-def fit_pca(features: Any, components: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean [c] and the leading principal directions [c k] of features [..., c], fitted once for all images."""
-    rows = np.asarray(features, np.float64).reshape(-1, np.shape(features)[-1])
-    if not 1 <= components <= rows.shape[1]:
-        raise ValueError(f"{rows.shape[1]} channels have 1 to {rows.shape[1]} components, got {components}")
-    mean = rows.mean(0)
-    _, vectors = np.linalg.eigh((rows - mean).T @ (rows - mean))
-    vectors = vectors[:, ::-1][:, :components]
-    signs = np.sign(vectors[np.abs(vectors).argmax(0), np.arange(components)])  # the sign is free: fixed here
-    return mean.astype(np.float32), (vectors * signs).astype(np.float32)

@@ -21,8 +21,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from jaxdiff.features.capture import fit_pca
-
 
 def noise_to_signal(f: Shaped[Any, "n e h w c"]) -> float:
     """Variance over noise draws by variance over images; compare within one kind of activation."""
@@ -36,7 +34,7 @@ def noise_to_signal(f: Shaped[Any, "n e h w c"]) -> float:
 def noise_leak(f: Shaped[Any, "n e h w c"], eps: Shaped[Any, "n e H W d"], ridge: float = 1e-3) -> float:
     """How much of the injected noise can be read off, fitted on the first half of the images, scored on the second."""
     f, eps = np.asarray(f, np.float64), np.asarray(eps, np.float64)
-    n, e, height, width, c = f.shape
+    n, e, height, width = f.shape[:4]
     if n < 2 or eps.shape[:2] != (n, e) or eps.shape[2] % height or eps.shape[3] % width:
         raise ValueError(
             f"noise leak needs 2 images or more and the noise of the same images and draws on a multiple of the grid, "
@@ -58,6 +56,18 @@ def fit_ridge(x: Float[np.ndarray, "m c"], y: Float[np.ndarray, "m d"], ridge: f
     weights = np.linalg.solve(z.T @ z + ridge * len(z) * np.eye(z.shape[1]), z.T @ (y - y.mean(0)))
     offset = y.mean(0)
     return lambda new: (np.asarray(new, np.float64) - mean) / scale @ weights + offset
+
+
+def fit_pca(features: Any, components: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean [c] and the leading principal directions [c k] of features [..., c], fitted once for all images."""
+    rows = np.asarray(features, np.float64).reshape(-1, np.shape(features)[-1])
+    if not 1 <= components <= rows.shape[1]:
+        raise ValueError(f"{rows.shape[1]} channels have 1 to {rows.shape[1]} components, got {components}")
+    mean = rows.mean(0)
+    _, vectors = np.linalg.eigh((rows - mean).T @ (rows - mean))
+    vectors = vectors[:, ::-1][:, :components]
+    signs = np.sign(vectors[np.abs(vectors).argmax(0), np.arange(components)])  # the sign is free: fixed here
+    return mean.astype(np.float32), (vectors * signs).astype(np.float32)
 
 
 def granularity(f: Shaped[Any, "n e h w c"], components: int = 3) -> float:
@@ -100,7 +110,7 @@ def locality(f: Shaped[Any, "n h w c"], parts: Int[Any, "n h w"], far: float = 0
 
 
 def neighbour_locality(f: Shaped[Any, "n h w c"], count: int = 8, radius: float = 1.5) -> float:
-    """Without labels: the share of the `count` most similar tokens within `radius`, by the share chance would put there."""
+    """Without labels: the share of the `count` most similar tokens within `radius`, over that of all other tokens."""
     f = np.asarray(f, np.float64)
     height, width = f.shape[1:3]
     f = f - f.mean((0, 1, 2))

@@ -163,6 +163,8 @@ def test_reference_names_of_stable_diffusion(size, side, layout, count, channels
     assert len(set(names.values())) == count and set(names.values()) <= set(table)
     for selection, total in channels.items():
         assert sum(table[names[name]].channels for name in features.SELECTIONS[selection]) == total
+    kept = features.Filter(min_grid=1 / 4).keep(table)  # the rules that need no measurement agree with the paper's list
+    assert {names[name] for name in features.SELECTIONS[size]} <= set(kept) and len(kept) < 0.6 * len(table)
     if size == "sd1":  # grids of the published selection
         assert [table[names[name]].grid[0] for name in features.SELECTIONS["sd1"]] == [16, 16, 32, 64]
 

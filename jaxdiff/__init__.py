@@ -9,7 +9,19 @@ import importlib
 from types import ModuleType
 
 __version__ = "0.1.0"
-__all__ = ["data", "denoisers", "evaluation", "latents", "methods", "models", "noise", "solvers", "training", "weights"]
+__all__ = [
+    "data",
+    "denoisers",
+    "evaluation",
+    "features",
+    "latents",
+    "methods",
+    "models",
+    "noise",
+    "solvers",
+    "training",
+    "weights",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

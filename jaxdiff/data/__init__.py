@@ -1,5 +1,6 @@
 """Data: sources, transforms with control metadata, and batches that are a pure function of (seed, step)."""
 
+from jaxdiff.data.creatures import Creatures, creature_set
 from jaxdiff.data.dataset import Dataset, build, local_slice
 from jaxdiff.data.examples import Source
 from jaxdiff.data.hashed import hashed_text
@@ -16,10 +17,12 @@ __all__ = [
     "MIXTURES",
     "SOURCES",
     "CorruptImage",
+    "Creatures",
     "Dataset",
     "Prefetch",
     "Source",
     "build",
+    "creature_set",
     "decode",
     "hashed_text",
     "load",

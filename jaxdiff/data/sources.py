@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from jaxdiff.data.creatures import creatures
 from jaxdiff.data.dataset import Dataset, build
 from jaxdiff.data.examples import Source
 from jaxdiff.data.folder import folder
@@ -23,6 +24,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "array_records": array_records,
     "tfds": tfds,
     "mixture": mixture,
+    "creatures": creatures,
     "blank": blank,
     "prompts": prompts,
 }

@@ -37,11 +37,12 @@ class Block(nn.Module):
     ) -> Float[Array, "b n d"]:
         """bias and mask: as `layers.SelfAttention` takes them."""
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = layers.Modulation(6, x.shape[-1], name="modulation")(c)
-        h = layers.modulate(x, shift_a, scale_a, self.dtype)
+        h = layers.tap(self, "norm0", layers.modulate(x, shift_a, scale_a, self.dtype))
         h = layers.SelfAttention(self.heads, self.dtype, name="attention")(h, bias, mask)
-        x = x + gate_a[:, None].astype(self.dtype) * h
-        h = layers.MLP(self.mlp_ratio, self.dtype, name="mlp")(layers.modulate(x, shift_m, scale_m, self.dtype))
-        return x + gate_m[:, None].astype(self.dtype) * h
+        x = layers.tap(self, "res_self", x + gate_a[:, None].astype(self.dtype) * h)
+        h = layers.tap(self, "norm1", layers.modulate(x, shift_m, scale_m, self.dtype))
+        h = layers.MLP(self.mlp_ratio, self.dtype, name="mlp")(h)
+        return layers.tap(self, "out", x + gate_m[:, None].astype(self.dtype) * h)
 
 
 def embed(model: Any, x: Array, noise_label: Any, cond: Cond) -> Float[Array, "b e"]:
@@ -87,11 +88,11 @@ class DiT(nn.Module):
         layers.check_inputs("DiT", x, self.channels, self.patch, cond, keys)
         _, height, width, _ = x.shape
         c = embed(self, x, noise_label, cond)
-        tokens = layers.patchify(x, self.patch)
+        tokens = layers.patchify(layers.tap(self, "in", x), self.patch)
         tokens = nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name="patches")(tokens)
         positions = layers.sincos_positions(height // self.patch, width // self.patch, self.width, self.grid)
-        tokens = tokens + jnp.asarray(positions.reshape(-1, self.width), self.dtype)
+        tokens = layers.tap(self, "embedded", tokens + jnp.asarray(positions.reshape(-1, self.width), self.dtype))
         fields = {"heads": self.heads, "mlp_ratio": self.mlp_ratio, "dtype": self.dtype}
         tokens = layers.block_stack(Block, self.depth, scan=self.scan, remat=self.remat, **fields)(tokens, c)
         out = layers.FinalLayer(self.patch**2 * self.channels * (1 + self.learn_variance), name="final")(tokens, c)
-        return layers.unpatchify(out, self.patch, height, width)
+        return layers.tap(self, "out", layers.unpatchify(out, self.patch, height, width))

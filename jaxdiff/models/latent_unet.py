@@ -62,11 +62,13 @@ class Block(nn.Module):
     def __call__(self, x: Float[Array, "b h w c"], e: Float[Array, "b d"]) -> Float[Array, "b h w f"]:
         norm = partial(_group_norm, groups=self.groups, epsilon=1e-5, dtype=self.dtype)
         conv = partial(_conv, features=self.features, loop=self.loop, dtype=self.dtype)
-        h = conv(nn.silu(norm(x, name="norm0")), name="conv0")
+        h = conv(nn.silu(layers.tap(self, "norm0", norm(x, name="norm0"))), name="conv0")
         h = h + nn.Dense(self.features, kernel_init=fan_in, dtype=self.dtype, name="embed")(e)[:, None, None]
-        h = nn.Dropout(self.dropout, deterministic=self.deterministic)(nn.silu(norm(h, name="norm1")))
-        h = conv(h, name="conv1", kernel_init=layers.zeros)
-        return h + (x if x.shape[-1] == self.features else conv(x, name="skip", size=1))
+        h = nn.silu(layers.tap(self, "norm1", norm(h, name="norm1")))
+        h = nn.Dropout(self.dropout, deterministic=self.deterministic)(h)
+        h = layers.tap(self, "increment", conv(h, name="conv1", kernel_init=layers.zeros))
+        skip = x if x.shape[-1] == self.features else layers.tap(self, "skip", conv(x, name="skip", size=1))
+        return layers.tap(self, "out", h + skip)
 
 
 class SelfAttention(nn.Module):
@@ -78,7 +80,9 @@ class SelfAttention(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b n c"]) -> Float[Array, "b n c"]:
         q, k, v = layers.qkv_heads(x, self.heads, self.dtype, fan_in, use_bias=False)
-        return layers.merge_heads(jax.nn.dot_product_attention(q, k, v), x.shape[-1], self.dtype, fan_in)
+        layers.tap_heads(self, q=q, k=k, v=v)
+        gathered = jax.nn.dot_product_attention(q, k, v)
+        return layers.tap(self, "out", layers.merge_heads(gathered, x.shape[-1], self.dtype, fan_in))
 
 
 class GatedMLP(nn.Module):
@@ -90,8 +94,8 @@ class GatedMLP(nn.Module):
     def __call__(self, x: Float[Array, "b n c"]) -> Float[Array, "b n c"]:
         c = x.shape[-1]
         h = nn.DenseGeneral((2, 4 * c), kernel_init=fan_in, dtype=self.dtype, name="in")(x)
-        h = h[:, :, 0] * nn.gelu(h[:, :, 1], approximate=False)
-        return nn.Dense(c, kernel_init=fan_in, dtype=self.dtype, name="out")(h)
+        h = layers.tap(self, "inner", h[:, :, 0] * nn.gelu(h[:, :, 1], approximate=False))
+        return layers.tap(self, "out", nn.Dense(c, kernel_init=fan_in, dtype=self.dtype, name="out")(h))
 
 
 class TransformerBlock(nn.Module):
@@ -104,11 +108,16 @@ class TransformerBlock(nn.Module):
     def __call__(
         self, x: Float[Array, "b n c"], text: Float[Array, "b l d"], mask: Bool[Array, "b l"] | None
     ) -> Float[Array, "b n c"]:
-        norm = partial(nn.LayerNorm, epsilon=1e-5, dtype=self.dtype, use_fast_variance=False)
-        x = x + SelfAttention(self.heads, self.dtype, name="self_attention")(norm(name="norm0")(x))
+        def norm(x: Array, name: str) -> Array:
+            norm = nn.LayerNorm(epsilon=1e-5, dtype=self.dtype, use_fast_variance=False, name=name)
+            return layers.tap(self, name, norm(x))
+
+        h = SelfAttention(self.heads, self.dtype, name="self_attention")(norm(x, "norm0"))
+        x = layers.tap(self, "res_self", x + h)
         cross = layers.CrossAttention(self.heads, False, fan_in, fan_in, self.dtype, name="cross_attention")
-        x = x + cross(norm(name="norm1")(x), text, mask)
-        return x + GatedMLP(self.dtype, name="mlp")(norm(name="norm2")(x))
+        h = cross(norm(x, "norm1"), text, mask)
+        x = layers.tap(self, "res_cross", x + h)
+        return layers.tap(self, "out", x + GatedMLP(self.dtype, name="mlp")(norm(x, "norm2")))
 
 
 class Transformer(nn.Module):
@@ -126,12 +135,13 @@ class Transformer(nn.Module):
     ) -> Float[Array, "b h w c"]:
         b, height, width, c = x.shape
         block = nn.remat(TransformerBlock) if self.remat else TransformerBlock
-        tokens = _group_norm(x, self.groups, 1e-6, self.dtype, "norm").reshape(b, height * width, c)
+        normed = layers.tap(self, "norm", _group_norm(x, self.groups, 1e-6, self.dtype, "norm"))
+        tokens = normed.reshape(b, height * width, c)
         tokens = nn.Dense(c, kernel_init=fan_in, dtype=self.dtype, name="in")(tokens)
         for i in range(self.depth):
             tokens = block(self.heads, self.dtype, name=f"block{i}")(tokens, text, mask)
         tokens = nn.Dense(c, kernel_init=layers.zeros, dtype=self.dtype, name="out")(tokens)
-        return x + tokens.reshape(x.shape)
+        return layers.tap(self, "out", x + layers.tap(self, "increment", tokens.reshape(x.shape)))
 
 
 class LatentUNet(nn.Module):
@@ -185,11 +195,12 @@ class LatentUNet(nn.Module):
             heads, name = self._heads(features), f"{stage}_transformer{i}"
             return Transformer(depth, heads, remat=self.remat, name=name, **shared)(x, text, mask)
 
-        x, skips = self._encode(run, x.astype(self.dtype))
+        x, skips = self._encode(run, layers.tap(self, "in", x).astype(self.dtype))
         x = run(x, "mid", 0, x.shape[-1], self.mid_depth)
         x = run(x, "mid", 1, x.shape[-1], 0)
         x = nn.silu(_group_norm(self._decode(run, x, skips), self.groups, 1e-5, self.dtype, "out_norm"))
-        return _conv(x.astype(jnp.float32), self.channels, "out_conv", loop=self.loop, kernel_init=layers.zeros)
+        x = _conv(x.astype(jnp.float32), self.channels, "out_conv", loop=self.loop, kernel_init=layers.zeros)
+        return layers.tap(self, "out", x)
 
     def _embed(self, x: Array, noise_label: Any, cond: Mapping[str, Any]) -> Array:
         features = 4 * self.width
@@ -205,11 +216,11 @@ class LatentUNet(nn.Module):
         return nn.silu(e)
 
     def _encode(self, run: Callable[..., Array], x: Array) -> tuple[Array, list[Array]]:
-        x = _conv(x, self.width, "in_conv", loop=self.loop, dtype=self.dtype)
+        x = layers.tap(self, "embedded", _conv(x, self.width, "in_conv", loop=self.loop, dtype=self.dtype))
         skips = [x]
         for level, (multiplier, depth) in enumerate(zip(self.multipliers, self.depths, strict=True)):
             if level:
-                x = self._halve(x, f"down{level - 1}_conv")
+                x = layers.tap(self, f"down{level - 1}_conv", self._halve(x, f"down{level - 1}_conv"))
                 skips.append(x)
             for i in range(self.blocks):
                 x = run(x, f"down{level}", i, multiplier * self.width, depth)
@@ -229,6 +240,7 @@ class LatentUNet(nn.Module):
                 x = run(x, f"up{level}", i, self.multipliers[level] * self.width, self.depths[level])
             if level:
                 x = _conv(layers.upsample(x), x.shape[-1], f"up{level}_conv", loop=self.loop, dtype=self.dtype)
+                layers.tap(self, f"up{level}_conv", x)
         return x
 
     def _heads(self, features: int) -> int:

@@ -1,4 +1,4 @@
-"""Pieces shared by the networks: embeddings, resampling, modulation, attention, patches, checks.
+"""Pieces shared by the networks: taps, embeddings, resampling, modulation, attention, patches, checks.
 
 Noise labels, sinusoids, modulation and norms' statistics stay in float32; only the wide products run in `dtype`.
 """
@@ -50,6 +50,44 @@ def check_keys(model: str, cond: Cond, keys: tuple[str, ...]) -> None:
 def noise_labels(noise_label: Any, x: Array) -> Float[Array, " b"]:
     """The noise label as float32, one per example."""
     return jnp.broadcast_to(jnp.asarray(noise_label, jnp.float32).reshape(-1), x.shape[:1])
+
+
+# ------------------------------------------------------------------------------------------ taps
+
+TAP = "tap:"  # keeps the names of taps apart from those of submodules
+
+
+def tap(module: nn.Module, name: str, value: Any) -> Any:
+    """Returns `value`, offered to `jaxdiff.features` as <path of the module>/<name>; nothing when nobody asks.
+
+    A function is called only when somebody asks, for what the network itself does not compute.
+    """
+    if module.is_mutable_collection("intermediates"):
+        sown = value() if callable(value) else value
+        module.sow("intermediates", TAP + name, sown, init_fn=lambda: None, reduce_fn=lambda _, new: new)
+    return value
+
+
+def tap_heads(
+    module: nn.Module, mask: Array | None = None, prefix: str = "", bias: Array | None = None, **heads: Array
+) -> None:
+    """Taps of q, k, v [b, n, heads, d] as [b, n, heads d], and of q with k as `map`, attention [b, heads, n, m]."""
+    for name, value in heads.items():
+        tap(module, prefix + name, lambda value=value: value.reshape(*value.shape[:2], -1))
+    if "q" in heads and "k" in heads:
+        tap(module, f"{prefix}map", lambda: attention_map(heads["q"], heads["k"], mask, bias))
+
+
+def attention_map(
+    q: Float[Array, "b n h d"], k: Float[Array, "b m h d"], mask: Array | None = None, bias: Array | None = None
+) -> Float[Array, "b h n m"]:
+    """softmax(q k' / sqrt(d) + bias) in float32, which the fused attention never holds.
+
+    `mask` and `bias` broadcast to [b, h, n, m].
+    """
+    logits = jnp.einsum("bnhd,bmhd->bhnm", q, k, preferred_element_type=jnp.float32) / np.float32(np.sqrt(q.shape[-1]))
+    logits = logits if bias is None else logits + bias.astype(jnp.float32)
+    return jax.nn.softmax(logits if mask is None else jnp.where(mask, logits, -jnp.inf))
 
 
 # ------------------------------------------------------------------------------------------ embeddings
@@ -172,7 +210,8 @@ class MLP(nn.Module):
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
         d = x.shape[-1]
         x = nn.Dense(int(self.ratio * d), kernel_init=xavier, dtype=self.dtype, name="in")(x)
-        return nn.Dense(d, kernel_init=xavier, dtype=self.dtype, name="out")(nn.gelu(x))
+        x = tap(self, "inner", nn.gelu(x))
+        return tap(self, "out", nn.Dense(d, kernel_init=xavier, dtype=self.dtype, name="out")(x))
 
 
 def qkv_heads(
@@ -206,7 +245,9 @@ class SelfAttention(nn.Module):
     ) -> Float[Array, "b n d"]:
         q, k, v = qkv_heads(x, self.heads, self.dtype)
         mask = None if mask is None else mask[:, None, None]
-        return merge_heads(jax.nn.dot_product_attention(q, k, v, bias, mask), x.shape[-1], self.dtype)
+        tap_heads(self, mask, bias=bias, q=q, k=k, v=v)
+        gathered = jax.nn.dot_product_attention(q, k, v, bias, mask)
+        return tap(self, "out", merge_heads(gathered, x.shape[-1], self.dtype))
 
 
 class CrossAttention(nn.Module):
@@ -227,8 +268,9 @@ class CrossAttention(nn.Module):
         q = dense((self.heads, c // self.heads), name="q")(x)
         kv = dense((2, self.heads, c // self.heads), name="kv")(text)
         mask = None if mask is None else mask[:, None, None]
+        tap_heads(self, mask, q=q, k=kv[:, :, 0], v=kv[:, :, 1])
         gathered = jax.nn.dot_product_attention(q, kv[:, :, 0], kv[:, :, 1], mask=mask)
-        return merge_heads(gathered, c, self.dtype, self.out_init)
+        return tap(self, "out", merge_heads(gathered, c, self.dtype, self.out_init))
 
 
 class FinalLayer(nn.Module):

@@ -41,27 +41,30 @@ class Block(nn.Module):
         heads = [self._project("image", streams["image"], for_image), self._project("text", streams["text"], for_text)]
         q, k, v = (jnp.concatenate(pair, axis=1) for pair in zip(*heads, strict=True))
         mask = streams["mask"]
+        layers.tap(self, "joint/map", lambda: layers.attention_map(q, k, None if mask is None else mask[:, None, None]))
         gathered = jax.nn.dot_product_attention(q, k, v, mask=None if mask is None else mask[:, None, None])
         image = self._update("image", streams["image"], gathered[:, :n], for_image)
         text = streams["text"] if self.last else self._update("text", streams["text"], gathered[:, n:], for_text)
         return {"image": image, "text": text, "mask": mask}
 
     def _project(self, stream: str, x: Array, vectors: list[Array]) -> list[Array]:
-        x = layers.modulate(x, vectors[0], vectors[1], self.dtype)
+        x = layers.tap(self, f"{stream}/norm0", layers.modulate(x, vectors[0], vectors[1], self.dtype))
         q, k, v = layers.qkv_heads(x, self.heads, self.dtype, name=f"{stream}_qkv")
         if self.qk_norm:
             q = nn.RMSNorm(dtype=self.dtype, use_fast_variance=False, name=f"{stream}_q_norm")(q)
             k = nn.RMSNorm(dtype=self.dtype, use_fast_variance=False, name=f"{stream}_k_norm")(k)
+        for name, heads in zip("qkv", (q, k, v), strict=True):
+            layers.tap_heads(self, prefix=f"{stream}/", **{name: heads})
         return [q, k, v]
 
     def _update(self, stream: str, x: Array, gathered: Array, vectors: list[Array]) -> Array:
         _, _, gate_a, shift_m, scale_m, gate_m = vectors
         h = layers.merge_heads(gathered, x.shape[-1], self.dtype, name=f"{stream}_out")
-        x = x + gate_a[:, None].astype(self.dtype) * h
-        h = layers.MLP(self.mlp_ratio, self.dtype, name=f"{stream}_mlp")(
-            layers.modulate(x, shift_m, scale_m, self.dtype)
-        )
-        return x + gate_m[:, None].astype(self.dtype) * h
+        h = layers.tap(self, f"{stream}/attention", h)
+        x = layers.tap(self, f"{stream}/res_self", x + gate_a[:, None].astype(self.dtype) * h)
+        h = layers.tap(self, f"{stream}/norm1", layers.modulate(x, shift_m, scale_m, self.dtype))
+        h = layers.MLP(self.mlp_ratio, self.dtype, name=f"{stream}_mlp")(h)
+        return layers.tap(self, f"{stream}/out", x + gate_m[:, None].astype(self.dtype) * h)
 
 
 class MMDiT(nn.Module):
@@ -104,9 +107,9 @@ class MMDiT(nn.Module):
             c = c + layers.StepEmbed(self.width, self.step_embed, name="step")(x, cond)
         dense = partial(nn.Dense, self.width, kernel_init=layers.xavier, dtype=self.dtype)
         text = dense(name="text")(jnp.asarray(cond["text"]))
-        image = dense(name="patches")(layers.patchify(x, self.patch))
+        image = dense(name="patches")(layers.patchify(layers.tap(self, "in", x), self.patch))
         positions = self._positions(height // self.patch, width // self.patch)
-        image = image + positions.reshape(-1, self.width).astype(self.dtype)
+        image = layers.tap(self, "embedded", image + positions.reshape(-1, self.width).astype(self.dtype))
         mask = None
         if "text_mask" in cond:
             mask = jnp.concatenate([jnp.ones(image.shape[:2], bool), jnp.asarray(cond["text_mask"], bool)], axis=1)
@@ -116,7 +119,7 @@ class MMDiT(nn.Module):
         last = nn.remat(Block) if self.remat else Block
         image = last(**fields, last=True, name="last_block")(streams, c)["image"]
         out = layers.FinalLayer(self.patch**2 * self.channels, name="final")(image, c)
-        return layers.unpatchify(out, self.patch, height, width)
+        return layers.tap(self, "out", layers.unpatchify(out, self.patch, height, width))
 
     def _check_text(self, cond: Mapping[str, Any]) -> None:
         needed = {"text": self.text_dim} | ({"pooled": self.pooled_dim} if self.pooled_dim else {})

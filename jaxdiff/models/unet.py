@@ -95,7 +95,8 @@ class Block(nn.Module):
         self, x: Float[Array, "b h w c"], e: Float[Array, "b d"], step: Float[Array, "b d"] | None = None
     ) -> Float[Array, "b k l f"]:
         style = self.style
-        h = self._conv("conv0", self._resample(nn.silu(_group_norm(x, style, self.dtype, "norm0"))))
+        h = layers.tap(self, "norm0", _group_norm(x, style, self.dtype, "norm0"))
+        h = self._conv("conv0", self._resample(nn.silu(h)))
         extra = None if step is None else self._affine("affine_step", step, float(self.step_init == "reference"))
         affine = self._affine("affine", e)
         if style.scale_shift:
@@ -104,14 +105,14 @@ class Block(nn.Module):
             if extra is not None:
                 scale, shift = jnp.split(extra, 2, axis=-1)
                 h = h * (1 + scale) + shift
-            h = nn.silu(h)
         else:
             h = h + affine if extra is None else h + affine + extra
-            h = nn.silu(_group_norm(h, style, self.dtype, "norm1"))
+            h = _group_norm(h, style, self.dtype, "norm1")
+        h = nn.silu(layers.tap(self, "norm1", h))
         h = nn.Dropout(self.dropout, deterministic=self.deterministic)(h)
-        h = self._conv("conv1", h, gain=style.zero_gain)
+        h = layers.tap(self, "increment", self._conv("conv1", h, gain=style.zero_gain))
         x = (h + self._skip(x)) * style.gain
-        return self._attend(x) if self.attention else x
+        return layers.tap(self, "out", self._attend(layers.tap(self, "res", x)) if self.attention else x)
 
     def _affine(self, name: str, e: Array, gain: float = 1.0) -> Array:
         features = self.features * (1 + self.style.scale_shift)
@@ -130,17 +131,19 @@ class Block(nn.Module):
     def _skip(self, x: Array) -> Array:
         resampled = self._resample(x)
         if x.shape[-1] != self.features or (self.resample and self.style.project_resampled_skip):
-            return self._conv("skip", resampled, size=1)
+            return layers.tap(self, "skip", self._conv("skip", resampled, size=1))
         return resampled
 
     def _attend(self, x: Array) -> Array:
         style, (b, height, width, c) = self.style, x.shape
         heads = c // style.head_width if style.head_width else 1
         gain = 1.0 if style.fan_in_init else math.sqrt(0.2)
-        tokens = _group_norm(x, style, self.dtype, "norm2").reshape(b, height * width, c)
+        tokens = layers.tap(self, "norm2", _group_norm(x, style, self.dtype, "norm2")).reshape(b, height * width, c)
         q, k, v = layers.qkv_heads(tokens, heads, self.dtype, **_inits(style, c, gain))
+        layers.tap_heads(self, prefix="attention/", q=q, k=k, v=v)
         gathered = jax.nn.dot_product_attention(q, k, v)
         out = layers.merge_heads(gathered, c, self.dtype, **_inits(style, c, style.zero_gain))
+        layers.tap(self, "attention/out", out)
         return (x + out.reshape(x.shape)) * style.gain
 
 
@@ -186,11 +189,12 @@ class UNet(nn.Module):
             fields.update(loop=self.loop, step_init=self.step_embed)
             return block(features, style, name=name, **fields)(x, *embedding)
 
-        x, skips = self._encode(style, run, x.astype(self.dtype))
+        x, skips = self._encode(style, run, layers.tap(self, "in", x).astype(self.dtype))
         x = self._decode(style, run, x, skips)
         x = nn.silu(_group_norm(x, style, self.dtype, "out_norm"))
         fields = {**_inits(style, x.shape[-1] * 9, style.zero_gain), **_gradients(self.loop)}
-        return nn.Conv(self.channels, (3, 3), padding=1, name="out_conv", **fields)(x.astype(jnp.float32))
+        x = nn.Conv(self.channels, (3, 3), padding=1, name="out_conv", **fields)(x.astype(jnp.float32))
+        return layers.tap(self, "out", x)
 
     def _embed(self, style: Style, noise_label: Array, cond: Mapping[str, Any]) -> Array:
         features = 4 * self.width
@@ -237,12 +241,13 @@ class UNet(nn.Module):
         for level, multiplier in enumerate(self.multipliers):
             side = self.resolution >> level
             if level == 0:
-                x = self._conv3(style, x, self.width, f"enc_{side}x{side}_conv")
+                x = layers.tap(self, "embedded", self._conv3(style, x, self.width, f"enc_{side}x{side}_conv"))
             else:
                 x = run(x, f"enc_{side}x{side}_down", x.shape[-1], resample="down")
                 if style.residual_input:  # convolve with room for the filter, then filter and halve
                     image = self._conv3(style, image, x.shape[-1], f"enc_{side}x{side}_aux_residual", padding=2)
                     x = image = (x + layers.downsample(image, style.taps, padding=0)) * math.sqrt(0.5)
+                    layers.tap(self, f"enc_{side}x{side}_joined", x)
             skips.append(x)
             for i in range(self.blocks):
                 x = run(x, f"enc_{side}x{side}_block{i}", self.width * multiplier, attention=side in self.attention)

@@ -1,0 +1,22 @@
+"""Diffusion networks as feature extractors: every activation a candidate, filtered, compared, used."""
+
+from jaxdiff.features import probes, store
+from jaxdiff.features.capture import WRAPPERS, capture, extract, noise
+from jaxdiff.features.catalog import INTER_MODULE, Catalog, Tap, catalog
+from jaxdiff.features.reference import SELECTIONS, reference_names
+from jaxdiff.features.select import Filter, Score, Selection, compare, load_selection, prune, select
+from jaxdiff.features.statistics import (
+    cka,
+    fit_pca,
+    granularity,
+    locality,
+    neighbour_locality,
+    noise_leak,
+    noise_to_signal,
+)
+
+__all__ = [
+    "INTER_MODULE", "SELECTIONS", "WRAPPERS", "Catalog", "Filter", "Score", "Selection", "Tap", "capture", "catalog",
+    "cka", "compare", "extract", "fit_pca", "granularity", "load_selection", "locality", "neighbour_locality", "noise",
+    "noise_leak", "noise_to_signal", "probes", "prune", "reference_names", "select", "store",
+]  # fmt: skip

@@ -1,0 +1,152 @@
+"""The activations a network offers: names, shapes, kinds, places and costs, by tracing shapes alone.
+
+A name is the path of the module in the parameter tree and the name of the tap in it: up2_transformer0/block0/out.
+Its last parts tell the kind and its first part the stage, by the two tables below.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.traverse_util import flatten_dict
+
+from jaxdiff.features import costs
+from jaxdiff.models import layers
+
+# (pattern of a name, kind); the first that matches whole
+KINDS = [
+    (re.compile(pattern), kind)
+    for pattern, kind in [
+        (r"in|embedded|out", r"\g<0>"),
+        (r"(?:.*/)?(?:self_)?attention/(\w+)", r"self_\1"),
+        (r".*cross_attention/(\w+)", r"cross_\1"),
+        (r".*joint/map", "joint_map"),
+        (r".*image/attention", "self_out"),
+        (r".*text/(\w+)", r"text_\1"),
+        (r".*text_mlp/(\w+)", r"text_mlp_\1"),
+        (r".*image/([qkv])", r"self_\1"),
+        (r".*mlp/inner", "inner"),
+        (r".*mlp/out", "mlp_out"),
+        (r".*norm\d*", "norm"),
+        (r".*/(increment|skip|res_self|res_cross)", r"\1"),
+        (r"(?:down|up)\d+_conv|enc_\d+x\d+_(?:down/out|joined)|dec_\d+x\d+_up/out", "sampler"),
+        (r".*_transformer\d+/block\d+/out|blocks_\d+/(?:image/)?out|last_block/image/out", "block_out"),
+        (r".*_transformer\d+/out", "vit_out"),
+        (r".*/res|[^/]*block\d+/out|dec_\d+x\d+_in\d/out", "res_out"),
+    ]
+]
+STAGES = [
+    (re.compile(pattern), stage)
+    for pattern, stage in [
+        (r"(in|embedded)$", "in"),
+        (r"out$", "out"),
+        (r"mid|dec_\d+x\d+_in\d", "mid"),
+        (r"down|enc_", "down"),
+        (r"up|dec_", "up"),
+        (r"blocks_|last_block", "blocks"),
+    ]
+]
+INTER_MODULE = ("res_out", "vit_out", "sampler", "block_out")  # what earlier work chose from; block_out in transformers
+
+
+class Tap(NamedTuple):
+    """One activation. `grid` is its height and width, None where it does not lie over the image (text, maps)."""
+
+    name: str
+    kind: str
+    stage: str
+    shape: tuple[int, ...]  # as the network has it: [b h w c], [b n c], or [b heads n m] of a map
+    dtype: Any
+    grid: tuple[int, int] | None
+    order: int  # of execution
+    flops: int  # of the matrix products and convolutions before it, for the whole batch
+
+    @property
+    def channels(self) -> int:
+        return self.shape[-1]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
+
+
+Catalog = dict[str, Tap]
+
+
+def catalog(model: nn.Module, shape: Any, cond: Any = None) -> Catalog:
+    """Every activation of the model by name, in order of execution; nothing is computed.
+
+    `shape` is that of the images [b h w c] (or such an array), `cond` the condition: arrays or `jax.ShapeDtypeStruct`s.
+    """
+    x = jax.ShapeDtypeStruct(tuple(getattr(shape, "shape", shape)), jnp.float32)
+    if len(x.shape) != 4:
+        raise ValueError(f"a catalogue is made for images of shape [b, h, w, c], got {x.shape}")
+    label = jax.ShapeDtypeStruct(x.shape[:1], jnp.float32)
+    names: list[str] = []
+
+    def run(x: Any, label: Any, cond: Any) -> list[Any]:  # initialises as it goes, which saves tracing it twice
+        state = unrolled(model).init(jax.random.key(0), x, label, cond, mutable=["params", "intermediates"])
+        taps = _named(state.get("intermediates", {}))
+        names.extend(taps)
+        return list(taps.values())
+
+    program, shapes = jax.make_jaxpr(run, return_shape=True)(x, label, cond)
+    if not names:
+        raise ValueError(f"{type(model).__name__} offers no activations; add layers.tap(self, name, x) to it")
+    rows = zip(names, shapes, costs.to_reach(program), strict=True)
+    return {name: describe(name, s, x.shape, order, price) for order, (name, s, price) in enumerate(rows)}
+
+
+def describe(name: str, array: Any, image: tuple[int, ...], order: int = 0, flops: int = 0) -> Tap:
+    """The tap of an activation of this shape in a network that was given images of shape [b h w c]."""
+    kind = next((found.expand(template) for pattern, template in KINDS if (found := pattern.fullmatch(name))), "other")
+    stage = next((stage for pattern, stage in STAGES if pattern.match(name)), "other")
+    grid = None if not_dense(kind) else grid_of(tuple(array.shape), image)
+    return Tap(name, kind, stage, tuple(array.shape), array.dtype, grid, order, flops)
+
+
+def not_dense(kind: str) -> bool:
+    """Whether activations of this kind do not lie over the image: attention maps and the text's."""
+    return kind.endswith("_map") or kind.startswith("text_") or kind in ("cross_k", "cross_v")
+
+
+def grid_of(shape: tuple[int, ...], image: tuple[int, ...]) -> tuple[int, int] | None:
+    """Height and width of an activation; tokens lie in rows over the image, shrunk alike in both directions."""
+    if len(shape) == 4:
+        return shape[1:3]
+    if len(shape) != 3 or (image[1] * image[2]) % shape[1]:
+        return None
+    step = math.isqrt(image[1] * image[2] // shape[1])
+    height, width = image[1] // step, image[2] // step
+    return (height, width) if height * width == shape[1] else None
+
+
+# ------------------------------------------------------------------------------------------ running a network
+
+
+def unrolled(model: nn.Module) -> nn.Module:
+    """The model with blocks one by one: a scan computes them all, and rematerialisation sorts names."""
+    changes: dict[str, Any] = {field: False for field in ("scan", "remat") if getattr(model, field, False)}
+    return model.clone(**changes) if changes else model
+
+
+def activations(apply: Any, params: Any, x: Any, label: Any, cond: Any = None) -> tuple[Any, dict[str, Any]]:
+    """The output and every tap of one evaluation, by name, in order of execution.
+
+    `apply` is a model or a function called as `model.apply`. Under jit what is not returned is not computed.
+    """
+    call = apply.apply if isinstance(apply, nn.Module) else apply
+    out, state = call({"params": params}, x, label, cond, mutable=["intermediates"])
+    return out, _named(state.get("intermediates", {}))
+
+
+def _named(sown: Mapping[str, Any]) -> dict[str, Any]:
+    paths = {path: value for path, value in flatten_dict(sown).items() if path[-1].startswith(layers.TAP)}
+    return {"/".join((*path[:-1], path[-1].removeprefix(layers.TAP))): value for path, value in paths.items()}

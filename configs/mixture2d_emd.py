@@ -20,16 +20,16 @@ def get_config(arg: str = "") -> ConfigDict:
         c.teacher.kind = "analytic"
         c.model.fields.frequencies = 3
         c.data.batch_size = 128 if arg != "tiny" else c.data.batch_size
-        c.emd.steps, c.emd.step_z, c.emd.clip_z, c.emd.sigma_min = 8, 1e-3, 5.0, 0.05
+        c.emd.steps, c.emd.step_z, c.emd.clip_z, c.emd.sigma_min = 4, 1e-3, 5.0, 0.05
         c.emd.levels, c.emd.level_options = "lognormal", ConfigDict({"mean": -1.5, "std": 1.0})
-        c.emd.score_rate, c.emd.score_updates = 4e-3, 3
-        c.optim.learning_rate, c.optim.options = 4e-3, ConfigDict({"b1": 0.0, "b2": 0.99})
+        c.emd.score_rate, c.emd.score_updates = 4e-3, 4
+        c.optim.learning_rate, c.optim.options = 2e-3, ConfigDict({"b1": 0.0, "b2": 0.99})
         c.sample.solver, c.sample.steps, c.sample.sigma_max = "euler", 1, 1.0
         if arg == "tiny":
             c.emd.steps = 2
             return c
         if arg == "diff_instruct":
             c.emd.steps, c.emd.scheme = 1, "eps"
-        c.train.steps, c.train.eval_every, c.train.save_every = 5000, 5000, 1000
+        c.train.steps, c.train.eval_every, c.train.save_every = 3000, 3000, 1000
         c.optim.decay_images = c.data.batch_size * c.train.steps
     return c

@@ -66,7 +66,7 @@ def table_of(name, **changes):
 # ------------------------------------------------------------------------------------ the catalogue
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "latent")) for name in CASES])
 def test_catalogue_has_what_capture_returns_in_its_order(name):
     taps, table = everything(name)[4], table_of(name)
     assert list(table) == list(taps)
@@ -153,7 +153,14 @@ def reference_ids(down, mid, up, blocks):
     ("size", "side", "layout", "count", "channels"),
     [
         ("sd1", 64, ((1, 1, 1, 0), 1, (0, 1, 1, 1), 2), 197, {"sd1": 3520, "sd1_legacy": 3520}),
-        ("sdxl", 128, ((0, 2, 10), 10, (10, 2, 0), 2), 612, {"sdxl": 3840, "sdxl_legacy": 2240}),
+        pytest.param(
+            "sdxl",
+            128,
+            ((0, 2, 10), 10, (10, 2, 0), 2),
+            612,
+            {"sdxl": 3840, "sdxl_legacy": 2240},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_reference_names_of_stable_diffusion(size, side, layout, count, channels):
@@ -269,7 +276,7 @@ def forward(model, x, cond, **kwargs):
     return forward
 
 
-@pytest.mark.parametrize("name", ["latent", "pixel", "dit", "mmdit"])
+@pytest.mark.parametrize("name", [pytest.param("latent", marks=pytest.mark.slow), "pixel", "dit", "mmdit"])
 def test_taps_leave_no_trace_in_the_program(name, monkeypatch):
     model, params, x, cond = make(name)
     tapped = jax.jit(forward(model, x, cond)).lower(params).as_text()

@@ -102,7 +102,7 @@ def make(name, seed=0, **changes):
     return model, params, x, cond
 
 
-@pytest.mark.parametrize("name", ["ddpmpp", "adm", "dit", "mmdit"])
+@pytest.mark.parametrize("name", ["ddpmpp", "dit", "mmdit"])
 def test_networks_start_at_zero_output(name):
     model, channels = SMALL[name]
     x = jax.random.normal(jax.random.key(1), (2, 8, 8, channels))
@@ -128,6 +128,7 @@ def test_every_network_solves_with_every_condition_used(name, count_traces):
     assert apply.traces == 1
 
 
+@pytest.mark.slow
 def test_networks_vmap_over_seeds_and_grad_through_a_solve():
     """One network for all; the others are trained elsewhere."""
     model, params, x, cond = make("mmdit")
@@ -148,7 +149,7 @@ def test_networks_vmap_over_seeds_and_grad_through_a_solve():
             assert jnp.abs(leaf).max() > 0, path
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["adm", "dit", "mmdit"])
 def test_bfloat16_compute_stays_close_and_returns_float32(name):
     model, params, x, cond = make(name)
     full = jax.jit(models.network(model, params))(x, jnp.ones(2), cond)
@@ -158,7 +159,7 @@ def test_bfloat16_compute_stays_close_and_returns_float32(name):
     assert 0 < jnp.abs(half - full).max() < 0.06 * jnp.abs(full).max()
 
 
-@pytest.mark.parametrize("name", ["adm", "dit"])
+@pytest.mark.parametrize("name", ["ncsnpp", "dit"])
 def test_remat_changes_memory_not_values(name):
     model, params, x, cond = make(name)
     loss = lambda model: jax.jit(jax.grad(lambda p: jnp.square(models.network(model, p)(x, jnp.ones(2), cond)).sum()))  # noqa: E731
@@ -178,7 +179,7 @@ def test_scanned_blocks_equal_unrolled_ones(name, remat):
     jax.tree.map(np.testing.assert_array_equal, layers.unstack_blocks(stacked), dict(params))
 
 
-@pytest.mark.parametrize("name", ["ddpmpp", "adm", "dit"])
+@pytest.mark.parametrize("name", ["ddpmpp", "dit"])
 def test_a_missing_label_is_the_null_label(name):
     model, params, x, _ = make(name)
     apply = jax.jit(models.network(model, params))

@@ -57,7 +57,7 @@ def draw(model, name, zero):
     return jax.tree_util.tree_map_with_path(leaf, shapes_of(model, name))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["ddpmpp", "dit", "mlp"])
 def test_a_zero_start_is_the_network_without_the_condition(name):
     x, cond = inputs(name)
     plain, model = SMALL[name], SMALL[name].clone(step_embed="zero")

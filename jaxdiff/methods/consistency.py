@@ -33,7 +33,7 @@ from jaxdiff.denoisers import Cond, Denoiser, Sigma, per_example
 from jaxdiff.errors import pick
 from jaxdiff.methods import ema as ema_lib
 from jaxdiff.methods.denoise import Sampler, draw_noise
-from jaxdiff.methods.method import Batch, Method, Metrics, accumulate, adopt, cond_of, data_of, update
+from jaxdiff.methods.method import Batch, Method, Metrics, accumulate, adopt, cond_of, data_of, pseudo_huber, update
 from jaxdiff.models import network
 from jaxdiff.noise.immiscible import Coupling
 
@@ -81,13 +81,6 @@ def neighbours(
         return (start + i / count.astype(jnp.float32) * (stop - start)) ** rho
 
     return level(index), level(index + 1)
-
-
-def pseudo_huber(a: Array, b: Array, c: float) -> Array:
-    """sqrt(|a - b|^2 + c^2 dim) - c sqrt(dim) of each example: |a - b| far off, smooth at zero."""
-    squares = jnp.square(a - b).reshape(len(a), -1)
-    offset = c * squares.shape[1] ** 0.5
-    return jnp.sqrt(squares.sum(1) + offset**2) - offset
 
 
 def follow(teacher: Denoiser, x: Array, high: Array, low: Array, cond: Cond, solver: str = "heun") -> Array:

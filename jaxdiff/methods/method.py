@@ -80,6 +80,13 @@ def accumulate(
     return jax.tree.map(lambda a: a / parts, total), whole
 
 
+def pseudo_huber(a: Array, b: Array, c: float = 0.00054) -> Array:
+    """sqrt(|a - b|^2 + c^2 dim) - c sqrt(dim) of each example: |a - b| far off, smooth at zero."""
+    squares = jnp.square(a - b).reshape(a.shape[0], -1)
+    offset = c * squares.shape[1] ** 0.5
+    return jnp.sqrt(squares.sum(1) + offset**2) - offset
+
+
 def update(
     optimizer: optax.GradientTransformation, gradients: Any, opt_state: Any, params: Any, factor: Any = 1.0
 ) -> tuple[Any, Any]:

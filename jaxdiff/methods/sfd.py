@@ -47,6 +47,7 @@ from jaxdiff.methods.method import (
     data_of,
     draw_labels,
     in_loops,
+    pseudo_huber,
     update,
 )
 from jaxdiff.methods.walks import EULER, Grid, check_walks, default_grid, make_plan, teacher_states
@@ -76,13 +77,7 @@ def _l2(a: Array, b: Array) -> Array:
     return jnp.square(a - b).reshape(a.shape[0], -1).sum(1)
 
 
-def _pseudo_huber(a: Array, b: Array) -> Array:
-    """sqrt(|a - b|^2 + c^2) - c with c = 0.00054 sqrt(dimensions)."""
-    c = 0.00054 * math.sqrt(math.prod(a.shape[1:]))
-    return jnp.sqrt(_l2(a, b) + c**2) - c
-
-
-LOSSES: dict[str, Callable[[Array, Array], Array]] = {"l1": _l1, "l2": _l2, "pseudo_huber": _pseudo_huber}
+LOSSES: dict[str, Callable[[Array, Array], Array]] = {"l1": _l1, "l2": _l2, "pseudo_huber": pseudo_huber}
 Perceptual = Callable[[Any, Array, Array], Array]  # (frozen parameters, a, b) -> distance per example
 
 

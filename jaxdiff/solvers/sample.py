@@ -39,13 +39,13 @@ def solve(
     grid, xp = _check_grid(sigmas, 1 if to_zero and not afs else 2)
     check_cond(cond)
     keep = _check_keep(trajectory, len(grid), to_zero)
+    x = at_least_float32(x)
     if len(grid) == 1:
-        return denoise(at_least_float32(x), jnp.asarray(grid[0], at_least_float32(x).dtype), cond)
+        return denoise(x, jnp.asarray(grid[0], x.dtype), cond)
     if method.stochastic and key is None:
         raise ValueError(
             f"{solver if isinstance(solver, str) else 'this solver'} draws noise: pass key=jax.random.key(seed)"
         )
-    x = at_least_float32(x)
     rows = {name: jnp.asarray(column, x.dtype) for name, column in method.table(grid, xp).items()}
     keys = None if key is None else _step_keys(key, len(grid) - 1, x.shape[0])
 

@@ -11,7 +11,8 @@ from flax import linen as nn
 
 from jaxdiff import denoisers, methods, solvers
 from jaxdiff.methods import consistency
-from jaxdiff.methods.consistency import consistent, follow, intervals, neighbours, pseudo_huber
+from jaxdiff.methods.consistency import consistent, follow, intervals, neighbours
+from jaxdiff.methods.method import pseudo_huber
 
 RATE, STD, LOW, HIGH = 0.01, 0.7, 0.002, 80.0
 GAUSSIAN = denoisers.gaussian_mixture(np.zeros((1, 2)), np.array([STD]), np.ones(1))

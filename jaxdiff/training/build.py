@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import jax
@@ -149,19 +150,23 @@ def build_weight(config: ConfigDict) -> noise.Weight:
 
 
 def build_coupling(config: ConfigDict, dataset: Dataset, mesh: Mesh) -> noise.Coupling | None:
-    """How the noises of a batch are paired with its images; tried on shapes, so that what cannot be is found here."""
+    """How the noises of a batch are paired with its images; what cannot be paired is refused here."""
     if config.noise.assignment == "none":
         return None
     options = _options(config.noise.assignment_options)
-    try:
-        couple = noise.coupling(config.noise.assignment, sharding=NamedSharding(mesh, sharding.BATCH), **options)
-    except TypeError:
-        known = ", ".join(["groups", "within_class", "exact", "half", "k", "limit"])
-        raise ValueError(f"noise.assignment_options may hold {known}; got {', '.join(options)}") from None
-    x = jax.ShapeDtypeStruct((config.data.batch_size, *dataset.image_shape), jnp.float32)
-    cond = {"label": jax.ShapeDtypeStruct(x.shape[:1], jnp.int32)} if dataset.num_classes else None
-    jax.eval_shape(couple, x, x, cond, jax.random.key(0))
-    return couple
+    given: dict[str, Any] = {
+        "kind": config.noise.assignment,
+        "sharding": NamedSharding(mesh, sharding.BATCH),
+        "batch_size": config.data.batch_size,
+    }
+    known = [name for name in signature(noise.coupling).parameters if name not in given]
+    if unknown := sorted(set(options) - set(known)):
+        raise ValueError(f"noise.assignment_options may hold {', '.join(known)}; got {', '.join(unknown)}")
+    if options.get("within_class") and not dataset.num_classes:
+        raise ValueError(
+            "noise assigned within_class needs labelled data; leave that option out of noise.assignment_options"
+        )
+    return noise.coupling(**given, **options)
 
 
 def build_grid(config: ConfigDict) -> Callable[[int], Any]:

@@ -115,7 +115,7 @@ def coupling(
 ) -> Coupling:
     """`assign` as a method takes it, with what a log should tell: images solved at once, distance reduction.
 
-    `groups` = 0 solves once per device of `sharding`; with `batch_size`, what cannot be assigned is refused here and not
+    `groups` = 0 solves once per device of `sharding`; given `batch_size`, what cannot be assigned is refused here, not
     in the first step; the others are arguments of `assign`.
     """
     pick(dict.fromkeys(KINDS), kind, "noise assignment")

@@ -11,6 +11,7 @@ from training_runs import (
     assert_same_bits,
     config_of,
     losses,
+    methods,
     pictures_of,
     points_of,
     saved_state,
@@ -211,7 +212,7 @@ def test_bytes_per_device_count_what_one_device_holds():
     assert bytes_per_device(declared) < 0.4 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@methods("consistency", "sfd")
 def test_devices_share_the_work(method):
     """Also where a method draws its own examples: the program of one of eight devices computes far less than of one."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from jaxdiff.configs import default
 from jaxdiff.training import build
@@ -60,7 +61,7 @@ SFD = {
 }
 EMD = {
     "method.name": "emd",
-    "emd.steps": 3,
+    "emd.steps": 2,
     "emd.step_z": 0.01,
     "emd.score_updates": 2,
     "sample.solver": "euler",
@@ -87,6 +88,12 @@ METHODS = {
     "emd": {"points": {**EMD, "teacher.kind": "analytic"}, "pictures": {**EMD, "teacher.kind": "fresh"}},
     "sfd": {"points": {**SFD, "teacher.kind": "analytic"}, "pictures": {**SFD, "teacher.kind": "fresh"}},
 }
+
+
+def methods(*slow: str) -> Any:
+    """A parameter `method` over all of them, some only with -m slow."""
+    marks = {name: [pytest.mark.slow] * (name in slow) for name in METHODS}
+    return pytest.mark.parametrize("method", [pytest.param(name, marks=marks[name]) for name in METHODS])
 
 
 def points_of(method: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command line: jaxdiff quickstart | train | sample | evaluate.
+"""The command line: jaxdiff quickstart | train | sample | evaluate | features.
 
 jaxdiff quickstart [--workdir=quickstart]
 jaxdiff train --config=configs/digits.py:tiny --config.train.steps=100 --workdir=runs/a [--dry_run]
@@ -7,12 +7,17 @@ jaxdiff sample --workdir=runs/a --count=64 --out=samples.png [--nfe=10] [--label
 jaxdiff sample --workdir=runs/one --mcmc_steps=300      the samples of an EMD generator beside their correction
 jaxdiff evaluate --workdir=runs/few --nfe=2 [--config.eval.samples=5000]
 jaxdiff evaluate --config=configs/digits.py --reference=train      the distance between two halves of the data
+jaxdiff features catalog --config=configs/creatures.py:dit [--select="**/q !blocks_0/**"] [--out=table.csv]
+jaxdiff features extract --workdir=runs/a --select="dec_*/out" --sigma=0.2 --out=features [--side=8] [--dtype=bfloat16]
+jaxdiff features score --workdir=runs/a --metric=probe --sigmas=0.05,0.2,0.8 --out=scores.csv
+jaxdiff features show --workdir=runs/a --select="dec_*/out" --sigma=0.2 --out=features.png
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -120,6 +125,22 @@ def evaluate(arguments: list[str]) -> int:
     return 0
 
 
+def features(arguments: list[str]) -> int:
+    from jaxdiff.features.commands import ACTIONS
+
+    action = arguments[0] if arguments else ""
+    if action not in ACTIONS:
+        raise UsageError(f"features needs one of {', '.join(ACTIONS)}, got {action!r}{nearest(action, ACTIONS)}")
+    parameters = inspect.signature(ACTIONS[action]).parameters.values()
+    options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    source = "file" if any(a.startswith("--config=") for a in arguments) else "run"
+    values = _flags(f"features {action}", {"workdir": "", **options}, arguments[1:], config=source)
+    if source == "file" and values.workdir:
+        raise UsageError("give --workdir=FOLDER of a run or --config=FILE, not both")
+    ACTIONS[action](values.config, values.workdir, **{name: values[name].value for name in options})
+    return 0
+
+
 def quickstart(arguments: list[str]) -> int:
     values = _flags("quickstart", {"workdir": "quickstart", "steps": 0, "samples": 0}, arguments)
     from jaxdiff import quickstart as demo
@@ -133,6 +154,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "sample": sample,
     "evaluate": evaluate,
+    "features": features,
 }
 
 
@@ -143,7 +165,12 @@ def _flags(command: str, options: dict[str, Any], arguments: list[str], config: 
     """The command's flags; with config = "file" or "run" also `config`, with its --config.a.b=c overrides applied."""
     values = flags.FlagValues()
     for name, default in options.items():
-        kinds: dict[type, Any] = {bool: flags.DEFINE_boolean, int: flags.DEFINE_integer, str: flags.DEFINE_string}
+        kinds: dict[type, Any] = {
+            bool: flags.DEFINE_boolean,
+            int: flags.DEFINE_integer,
+            float: flags.DEFINE_float,
+            str: flags.DEFINE_string,
+        }
         kinds[type(default)](name, default, f"{command}: {name}", flag_values=values)
     if config:
         base, arguments = _file_config(command, arguments) if config == "file" else _run_config(arguments)

@@ -141,7 +141,7 @@ def test_full_size_builds_and_has_the_published_number_of_parameters(name, arg, 
     assert total == (count(state.ema) if config.method.name == "denoise" else total)
     for number, unit in re.findall(r"([\d.]+) ([kM])\s+parameters", "" if arg else module(name).__doc__):
         assert total / {"k": 1e3, "M": 1e6}[unit] == pytest.approx(float(number), rel=5e-3)
-    plain = name.startswith(("mixture2d", "cifar10", "digits_immiscible"))
+    plain = name.startswith(("mixture2d", "cifar10", "digits_immiscible", "creatures"))
     unconditional = plain and arg not in ("cond", "cd")
     assert set(job.null or {}) == ({"text"} if name == "sd15_emd" else set() if unconditional else {"label"})
     assert bool(job.dataset.num_classes) == ("label" in (job.null or {}))

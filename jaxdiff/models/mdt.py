@@ -57,7 +57,8 @@ class Block(nn.Module):
         skip = shared.get("skip", skip)
         if skip is not None:
             joined = jnp.concatenate([x, skip], axis=-1)
-            x = nn.Dense(x.shape[-1], kernel_init=layers.xavier, dtype=self.dtype, name="skip")(joined)
+            dense = nn.Dense(x.shape[-1], kernel_init=layers.xavier, dtype=self.dtype, name="skip")
+            x = layers.tap(self, "skip", dense(joined))
         init = nn.initializers.truncated_normal(0.02)
         table = self.param("position_bias", init, (self.offsets + 3, self.heads))
         bias = jnp.moveaxis(table[shared["index"]], -1, -3)
@@ -103,9 +104,9 @@ class MDT(nn.Module):
         grid = x.shape[1] // self.patch, x.shape[2] // self.patch
         self._check(grid)
         c = dit.embed(self, x, noise_label, cond)
-        tokens = layers.patchify(x, self.patch)
+        tokens = layers.patchify(layers.tap(self, "in", x), self.patch)
         tokens = nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name="patches")(tokens)
-        tokens = start = tokens + self._positions("positions", grid)
+        tokens = start = layers.tap(self, "embedded", tokens + self._positions("positions", grid))
         after = self._positions("decoder_positions", grid)
         shared = {"c": c, "index": jnp.asarray(relative_index(*grid), jnp.int32), "mask": None}
         first = self.is_initializing()
@@ -117,7 +118,7 @@ class MDT(nn.Module):
             tokens = self._encode(grid, tokens, shared) + after
         tokens = self._stack("decode", self.decoder, grid)(tokens, {**shared, "skip": start})
         out = layers.FinalLayer(self.patch**2 * self.channels * (1 + self.learn_variance), name="final")(tokens, c)
-        return layers.unpatchify(out, self.patch, *x.shape[1:3])
+        return layers.tap(self, "out", layers.unpatchify(out, self.patch, *x.shape[1:3]))
 
     def _encode(self, grid: tuple[int, int], tokens: Array, shared: dict[str, Any]) -> Array:
         half = (self.depth - self.decoder) // 2

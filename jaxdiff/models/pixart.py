@@ -41,13 +41,14 @@ class Block(nn.Module):
     def __call__(self, x: Float[Array, "b n d"], shared: dict[str, Any]) -> Float[Array, "b n d"]:
         vectors = _table(self, 6, x.shape[-1]) + shared["vectors"]
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = (vectors[:, i] for i in range(6))
-        h = layers.modulate(x, shift_a, scale_a, self.dtype)
+        h = layers.tap(self, "norm0", layers.modulate(x, shift_a, scale_a, self.dtype))
         h = layers.SelfAttention(self.heads, self.dtype, name="attention")(h)
-        x = x + gate_a[:, None].astype(self.dtype) * h
+        x = layers.tap(self, "res_self", x + gate_a[:, None].astype(self.dtype) * h)
         cross = layers.CrossAttention(self.heads, dtype=self.dtype, name="cross_attention")
-        x = x + cross(x, shared["text"], shared["mask"])
-        h = layers.MLP(self.mlp_ratio, self.dtype, name="mlp")(layers.modulate(x, shift_m, scale_m, self.dtype))
-        return x + gate_m[:, None].astype(self.dtype) * h
+        x = layers.tap(self, "res_cross", x + cross(x, shared["text"], shared["mask"]))
+        h = layers.tap(self, "norm1", layers.modulate(x, shift_m, scale_m, self.dtype))
+        h = layers.MLP(self.mlp_ratio, self.dtype, name="mlp")(h)
+        return layers.tap(self, "out", x + gate_m[:, None].astype(self.dtype) * h)
 
 
 class TextMLP(nn.Module):
@@ -112,15 +113,15 @@ class PixArt(nn.Module):
         vectors = jnp.stack(layers.Modulation(6, self.width, small, name="modulation")(c), axis=1)
         text, mask = self._text(x.shape[0], cond)
         text = TextMLP(self.width, self.dtype, name="text_mlp")(text)
-        tokens = layers.patchify(x, self.patch)
+        tokens = layers.patchify(layers.tap(self, "in", x), self.patch)
         tokens = nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name="patches")(tokens)
         positions = layers.sincos_positions(height // self.patch, width // self.patch, self.width, self.grid)
-        tokens = tokens + jnp.asarray(positions.reshape(-1, self.width), self.dtype)
+        tokens = layers.tap(self, "embedded", tokens + jnp.asarray(positions.reshape(-1, self.width), self.dtype))
         fields = {"heads": self.heads, "mlp_ratio": self.mlp_ratio, "dtype": self.dtype}
         stack = layers.block_stack(Block, self.depth, scan=self.scan, remat=self.remat, **fields)
         tokens = stack(tokens, {"vectors": vectors, "text": text, "mask": mask})
         out = FinalLayer(self.patch**2 * self.channels * (1 + self.learn_variance), name="final")(tokens, c)
-        return layers.unpatchify(out, self.patch, height, width)
+        return layers.tap(self, "out", layers.unpatchify(out, self.patch, height, width))
 
     def _embed(self, x: Array, noise_label: Any, cond: Mapping[str, Any]) -> Float[Array, "b d"]:
         c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(layers.noise_labels(noise_label, x), 256))

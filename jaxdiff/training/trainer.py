@@ -126,7 +126,7 @@ def start(job: Job, checkpoints: Checkpoints, declared: Any, shardings: Any, log
         log.say(f"resuming from the checkpoint of step {step}{unread}")
         log.event({"event": "resume", "step": step})
         return checkpoints.restore(step, declared)
-    found = _given(job, Path(source), declared) if source else None
+    found = given(job, Path(source), job.config.train.init_kind, declared) if source else None
     # initialisers compile slowly and run once: on CPU, spare them the compiler's optimizations
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     init = jax.jit(job.method.init, out_shardings=shardings, compiler_options=options)
@@ -140,9 +140,8 @@ def start(job: Job, checkpoints: Checkpoints, declared: Any, shardings: Any, log
     return jax.device_put(state.replace(**{name: jax.tree.map(jnp.copy, found) for name in copies}), shardings)
 
 
-def _given(job: Job, source: Path, declared: Any) -> Any:
-    """The parameters of `train.init_from`."""
-    kind = job.config.train.init_kind
+def given(job: Job, source: Path, kind: str, declared: Any) -> Any:
+    """The parameters of a run or of public weights: `train.init_from` and `train.init_kind`."""
     if kind == "run":
         return export.read(source, jax.eval_shape(job.method.export, declared)).ema
     return teachers.public(source, kind, job.model, declared.params)

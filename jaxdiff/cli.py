@@ -1,4 +1,4 @@
-"""The command line: jaxdiff quickstart | train | sample | evaluate.
+"""The command line: jaxdiff quickstart | train | sample | evaluate | plan.
 
 jaxdiff quickstart [--workdir=quickstart]
 jaxdiff train --config=configs/digits.py:tiny --config.train.steps=100 --workdir=runs/a [--dry_run]
@@ -7,12 +7,15 @@ jaxdiff sample --workdir=runs/a --count=64 --out=samples.png [--nfe=10] [--label
 jaxdiff sample --workdir=runs/one --mcmc_steps=300      the samples of an EMD generator beside their correction
 jaxdiff evaluate --workdir=runs/few --nfe=2 [--config.eval.samples=5000]
 jaxdiff evaluate --config=configs/digits.py --reference=train      the distance between two halves of the data
+jaxdiff plan --config=configs/imagenet256_dit.py --topology=v5e:16x16 [--compare=data,fsdp,tensor] [--largest_batch]
+    [--shape=32,32,4 --classes=1000]      stand in for data that are not here; [--out=plan.json]
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -120,6 +123,45 @@ def evaluate(arguments: list[str]) -> int:
     return 0
 
 
+def plan(arguments: list[str]) -> int:
+    options = {"topology": "", "compare": "", "largest_batch": False, "out": "plan.json"}
+    stand_in = {"shape": "", "classes": 0, "text": ""}
+    values = _flags("plan", {**options, **stand_in}, arguments, config="file")
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # a machine without the accelerator is all it takes
+    from jaxdiff import plan as plans
+
+    if not values.topology:
+        raise UsageError(f"plan needs --topology=CHIP:SHAPE, for example v5e:4x4; chips are {', '.join(plans.CHIPS)}")
+    machine = plans.topology(values.topology)
+    config = values.config
+    if values.shape:
+        config = plans.blank(config, _numbers("shape", values.shape), values.classes, _numbers("text", values.text))
+    try:
+        if values.compare:
+            record = plans.compare(config, machine, values.compare.split(","), say=print)
+            print(f"best of these: {record['best'] or 'none fits'}")
+        else:
+            record = plans.make(config, machine, values.largest_batch)
+            print(plans.text(record, machine.name))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{error}. To plan without the data say what they are like: --shape=64,64,3 "
+            "--classes=1000, or --text=77,768 for text (tokens, width)"
+        ) from error
+    print(f"sources: {machine.chip.source}; written to {values.out}")
+    Path(values.out).write_text(json.dumps({"machine": machine.chip._asdict(), **record}, indent=2) + "\n")
+    return 0
+
+
+def _numbers(name: str, given: str) -> tuple[int, ...]:
+    """Numbers with commas between."""
+    if given and not all(part.isdigit() for part in given.split(",")):
+        raise UsageError(f"--{name} is numbers with commas between, such as 32,32,4; got {given!r}")
+    return tuple(int(part) for part in given.split(",") if part)
+
+
 def quickstart(arguments: list[str]) -> int:
     values = _flags("quickstart", {"workdir": "quickstart", "steps": 0, "samples": 0}, arguments)
     from jaxdiff import quickstart as demo
@@ -133,6 +175,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "sample": sample,
     "evaluate": evaluate,
+    "plan": plan,
 }
 
 

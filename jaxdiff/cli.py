@@ -3,6 +3,7 @@
 jaxdiff quickstart [--workdir=quickstart]
 jaxdiff train --config=configs/digits.py:tiny --config.train.steps=100 --workdir=runs/a [--dry_run]
 jaxdiff train --config=configs/digits_sfd.py --config.teacher.path=runs/a --workdir=runs/few
+jaxdiff train ... --coordinator=HOST:PORT --processes=4 --process=0      one of four; clusters are detected
 jaxdiff sample --workdir=runs/a --count=64 --out=samples.png [--nfe=10] [--labels=cycle] [--config.sample.solver=unipc]
 jaxdiff sample --workdir=runs/one --mcmc_steps=300      the samples of an EMD generator beside their correction
 jaxdiff evaluate --workdir=runs/few --nfe=2 [--config.eval.samples=5000]
@@ -51,15 +52,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(arguments: list[str]) -> int:
-    values = _flags("train", {"workdir": "", "dry_run": False}, arguments, config="file")
+    options = {"workdir": "", "dry_run": False}
+    others = {"coordinator": "", "processes": 0, "process": -1, "connect_timeout": 300, "silence_timeout": 60}
+    values = _flags("train", {**options, **others}, arguments, config="file")
     from jaxdiff import training
+    from jaxdiff.training import distributed
 
     if values.dry_run:
         return _dry_run(values.config)
     if not values.workdir:
         raise UsageError("train needs --workdir=FOLDER, where checkpoints, logs and samples go")
-    training.train(values.config, values.workdir)
-    return 0
+    distributed.connect(
+        values.coordinator,
+        values.processes,
+        values.process,
+        timeout=values.connect_timeout,
+        silence=values.silence_timeout,
+    )
+    with distributed.together():
+        return distributed.RETRY if training.train(values.config, values.workdir).stopped else 0
 
 
 def sample(arguments: list[str]) -> int:

@@ -44,7 +44,7 @@ def compare(
     devices = devices_of(machine)
     for name in meshes:
         try:
-            plans[name] = make(meshed(config, name, machine.count), machine, devices=devices)
+            plans[name] = make(meshed(config, name, machine.chips), machine, devices=devices)
         except ValueError as error:
             plans[name] = {"fits": False, "refused": str(error)}
         say(text(plans[name], f"{machine.name}, {name}"))
@@ -53,12 +53,12 @@ def compare(
     return {"topology": machine.name, "plans": plans, "best": best}
 
 
-def meshed(config: ConfigDict, name: str, count: int) -> ConfigDict:
+def meshed(config: ConfigDict, name: str, chips: int) -> ConfigDict:
     """The config on a mesh: `data`, `fsdp`, `tensor` (2 by default, the rest fsdp) or sizes such as 4x4x1."""
     copy = config.copy_and_resolve_references()
     if name in MESHES:
         tensor = max(config.mesh.tensor, 2)
-        sizes = {"data": (count, 1, 1), "fsdp": (1, count, 1), "tensor": (1, -1, tensor)}[name]
+        sizes: tuple[int, ...] = {"data": (chips, 1, 1), "fsdp": (1, chips, 1), "tensor": (1, -1, tensor)}[name]
     else:
         sizes = tuple(int(size) if size.isdigit() else 0 for size in name.split("x"))
         if len(sizes) != 3 or 0 in sizes:

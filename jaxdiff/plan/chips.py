@@ -6,6 +6,7 @@ less than the published 16, 32, 95 and 32 GB. `link` is what one chip sends to o
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ class Topology(NamedTuple):
 
     name: str
     kind: str
-    count: int
+    chips: int
 
     @property
     def chip(self) -> Chip:
@@ -61,7 +62,4 @@ def topology(name: str) -> Topology:
     pick(CHIPS, kind, "chip")
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
         raise ValueError(f"a topology is CHIP:SHAPE, for example v5e:4x4, v5p:2x2x2 or h100:8; got {name!r}")
-    count = 1
-    for side in shape.split("x"):
-        count *= int(side)
-    return Topology(name, kind, count)
+    return Topology(name, kind, math.prod(int(side) for side in shape.split("x")))

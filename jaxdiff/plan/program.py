@@ -31,8 +31,8 @@ def devices_of(machine: Topology) -> Any:
     """Devices to build a mesh from: those of a TPU slice as its compiler knows them, or as many simulated ones."""
     if not machine.tpu:
         with contextlib.suppress(RuntimeError):  # devices are there already, perhaps enough of them
-            jax.config.update("jax_num_cpu_devices", machine.count)
-        return jax.devices("cpu")[: machine.count]
+            jax.config.update("jax_num_cpu_devices", machine.chips)
+        return jax.devices("cpu")[: machine.chips]
     if importlib.util.find_spec("libtpu") is None:
         raise ImportError(
             "planning for a TPU needs its compiler, which needs no TPU: pip install libtpu (Linux on x86-64)"
@@ -94,7 +94,7 @@ def _compile_tpu(traced: Any, _: Any, given: Any, machine: Topology) -> dict[str
         return _too_large(error, machine) | {"compile_seconds": time.monotonic() - begun}
     seconds = time.monotonic() - begun
     memory, counted = program.memory_analysis(), program.cost_analysis() or {}
-    text = hlo.Program(program.as_text(), machine.count)
+    text = hlo.Program(program.as_text(), machine.chips)
     hbm = {
         "arguments": memory.argument_size_in_bytes,
         "outputs": memory.output_size_in_bytes,
@@ -143,7 +143,7 @@ def _export_cuda(_: Any, step: Any, given: Any, machine: Topology) -> dict[str, 
 @contextlib.contextmanager
 def _uncached() -> Iterator[None]:
     """No compilation cache: what it holds for a device cannot be loaded where that device is not."""
-    before = jax.config.jax_enable_compilation_cache
+    before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()
     try:

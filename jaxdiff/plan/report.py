@@ -12,9 +12,9 @@ from jaxdiff.plan.chips import GIB, Topology
 def estimate(record: dict[str, Any], machine: Topology) -> dict[str, Any]:
     """The least seconds a step can take, what bounds it, and the MFU that would be."""
     sent = sum(row["sent"] for row in record["collectives"].values())
-    times = machine.chip.times(record["flops"]["executed"] / machine.count, record["traffic"] or 0, sent)
+    times = machine.chip.times(record["flops"]["executed"] / machine.chips, record["traffic"] or 0, sent)
     bound, seconds = max(times.items(), key=lambda item: item[1])
-    mfu = record["flops"]["model"] / machine.count / machine.chip.flops / seconds
+    mfu = record["flops"]["model"] / machine.chips / machine.chip.flops / seconds
     return {"times": times, "bound": bound, "seconds": seconds, "mfu": mfu}
 
 
@@ -23,7 +23,7 @@ def advice(record: dict[str, Any], config: ConfigDict, machine: Topology) -> lis
     if record["fits"]:
         return []
     lines, state, limit = [], sum(record["state"].values()), record["hbm"]["limit"]
-    if state > limit / 3 and record["mesh"]["fsdp"] < machine.count:
+    if state > limit / 3 and record["mesh"]["fsdp"] < machine.chips:
         lines.append(
             f"the state alone takes {state / GIB:.2f} GiB of each chip; split it over all of them: "
             "--config.mesh.data=1 --config.mesh.fsdp=-1 --config.mesh.tensor=1"

@@ -53,12 +53,15 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Any = Non
 def _nearest(sizes: Mapping[str, int], count: int) -> dict[str, int]:
     """The mesh of `count` devices with the smallest ratios to the sizes asked for; one that is not positive is free."""
     divisors = [n for n in range(1, count + 1) if count % n == 0]
-    found = [(a, b, count // (a * b)) for a in divisors for b in divisors if count % (a * b) == 0]
+    found: list[tuple[int, ...]] = [
+        (a, b, count // (a * b)) for a in divisors for b in divisors if count % (a * b) == 0
+    ]
 
     def distance(mesh: tuple[int, ...]) -> float:
         return sum(abs(math.log(n / size)) for n, size in zip(mesh, sizes.values(), strict=True) if size > 0)
 
-    return dict(zip(sizes, min(found, key=distance), strict=True))
+    best = min(found, key=distance)
+    return dict(zip(sizes, best, strict=True))
 
 
 def check_batch(batch_size: int, mesh: Mesh, parts: int = 1) -> None:

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from jaxdiff import evaluation
 from jaxdiff.data import prefetch
-from jaxdiff.training import export, teachers
+from jaxdiff.training import distributed, export, teachers
 from jaxdiff.training.build import Job, build
 from jaxdiff.training.checkpoint import Checkpoints
 from jaxdiff.training.evaluate import evaluate, sample, sampler
@@ -57,6 +57,7 @@ class Guard:
 def train(config: ConfigDict, workdir: str | os.PathLike, *, quiet: bool = False, devices: Any = None) -> Result:
     """Train as the config says, in `workdir`; going on from its newest checkpoint if there is one."""
     job = build(config, devices)
+    distributed.agree(config.to_dict())
     declared, shardings = declare(job)
     frozen = read_frozen(job, Path(workdir) / "checkpoints")
     root = prepare(workdir, config)

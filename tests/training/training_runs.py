@@ -1,6 +1,9 @@
-"""Small runs for the tests of the trainer: configs, their checkpoints and their logs."""
+"""Small runs for the tests of the trainer: configs, processes, their checkpoints and their logs."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -156,3 +159,39 @@ def assert_close(one: Any, other: Any, tolerance: float) -> None:
     assert jax.tree.structure(one) == jax.tree.structure(other)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), 0, tolerance, err_msg=jax.tree_util.keystr(path))
+
+
+# ------------------------------------------------------------------------------------ processes
+
+
+def start(workdir, environment=None, **order):
+    """The driver as a process, in the surroundings a user would have: without the settings of the tests."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUMPY_DTYPE_PROMOTION")}
+    environment = {**kept, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **(environment or {})}
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("training_driver.py")),
+        json.dumps({"workdir": str(workdir), **order}),
+    ]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    """Exit code, and what the process said (from now on) on stdout and on stderr."""
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def run(workdir, **order):
+    return finish(start(workdir, **order))
+
+
+def wait_for(process, text):
+    """Read stdout up to the line that starts with the text."""
+    for line in process.stdout:
+        if line.startswith(text):
+            return
+    raise AssertionError(f"the process ended without saying {text!r}: {process.stderr.read()}")

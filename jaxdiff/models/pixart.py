@@ -1,6 +1,7 @@
 """PixArt-alpha (Chen et al. 2023): a transformer over latent patches with text by cross-attention and adaLN-single.
 
-c = E_t(t) [+ E_s(size, aspect)];  six vectors m = Dense(silu(c)), shared by all blocks;  text = E_y(tokens)
+c = E_t(t) [+ E_s(size, aspect)] [+ control, see conditioning.py];  text = E_y(tokens)
+six vectors m = Dense(silu(c)), shared by all blocks
 block: shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = T + m, with a table T of its own
        x += gate_a Attn(LN(x) (1 + scale_a) + shift_a);  x += Cross(x, text)
        x += gate_m MLP(LN(x) (1 + scale_m) + shift_m)
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxdiff.models import dit, layers
+from jaxdiff.models import conditioning, dit, layers
 from jaxdiff.models.layers import Cond, Dtype
 
 SIZES = dit.SIZES
@@ -82,8 +83,9 @@ class PixArt(nn.Module):
     null_tokens > 0 keeps that many tokens of a null text as a constant parameter, 120 in the published checkpoints: it
     stands in where there is no text, or where the mask hides a whole prompt, so null={"text_mask": False} guides and
     drops. Without it the null condition is the empty prompt's embedding. size_embed (the 1024-pixel model) needs
-    `control` = {"original_size": [b 2] height and width, "aspect": [b 1] height / width}. learn_variance, grid and
-    step_embed are as in `DiT`; the published 1024-pixel model has grid=32, the others count tokens.
+    `control` = {"original_size": [b 2] height and width, "aspect": [b 1] height / width}. learn_variance, grid, control
+    and step_embed are as in `DiT`; the published 1024-pixel model has grid=32, the others count tokens. num_classes > 0
+    makes a network of classes: cond takes `label` instead of text, as `class_tokens` tokens.
     """
 
     channels: int = 4
@@ -94,6 +96,9 @@ class PixArt(nn.Module):
     mlp_ratio: float = 4.0
     text_dim: int = 4096
     null_tokens: int = 0
+    num_classes: int = 0
+    class_tokens: int = 1
+    control: conditioning.Control | None = None
     size_embed: bool = False
     learn_variance: bool = True
     grid: int = 0
@@ -111,8 +116,11 @@ class PixArt(nn.Module):
         _, height, width, _ = x.shape
         c = self._embed(x, noise_label, cond)
         vectors = jnp.stack(layers.Modulation(6, self.width, small, name="modulation")(c), axis=1)
-        text, mask = self._text(x.shape[0], cond)
-        text = TextMLP(self.width, self.dtype, name="text_mlp")(text)
+        if self.num_classes:
+            text, mask = conditioning.class_tokens(self, x, cond, self.width), None
+        else:
+            text, mask = self._text(x.shape[0], cond)
+            text = TextMLP(self.width, self.dtype, name="text_mlp")(text)
         tokens = layers.patchify(layers.tap(self, "in", x), self.patch)
         tokens = nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name="patches")(tokens)
         positions = layers.sincos_positions(height // self.patch, width // self.patch, self.width, self.grid)
@@ -124,7 +132,10 @@ class PixArt(nn.Module):
         return layers.tap(self, "out", layers.unpatchify(out, self.patch, height, width))
 
     def _embed(self, x: Array, noise_label: Any, cond: Mapping[str, Any]) -> Float[Array, "b d"]:
-        c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(layers.noise_labels(noise_label, x), 256))
+        times = layers.noise_labels(noise_label, x)
+        c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(times, 256))
+        if self.control:
+            c = c + conditioning.ControlEmbed(self.width, self.control, name="control_embed")(times, cond)
         if self.size_embed:
             parts = []
             for name in CONTROLS:
@@ -156,11 +167,14 @@ class PixArt(nn.Module):
     # ------------------------------------------------------------------------------------------ messages
 
     def _check(self, x: Array, cond: Mapping[str, Any]) -> None:
-        keys = ("text", "text_mask") + ("control",) * self.size_embed + ("step",) * bool(self.step_embed)
+        keys: tuple[str, ...] = ("label",) if self.num_classes else ("text", "text_mask")
+        keys += ("control",) * (self.size_embed or bool(self.control)) + ("step",) * bool(self.step_embed)
         layers.check_inputs("PixArt", x, self.channels, self.patch, cond, keys)
+        conditioning.check_alone("PixArt", self.control, size_embed=self.size_embed)
         if self.size_embed and self.width % 3:
             raise ValueError(f"PixArt with size_embed needs a width that 3 divides, got {self.width}")
-        self._check_text({key: jnp.shape(cond[key]) for key in ("text", "text_mask") if key in cond})
+        if not self.num_classes:
+            self._check_text({key: jnp.shape(cond[key]) for key in ("text", "text_mask") if key in cond})
         if self.size_embed:
             self._check_control(jax.tree.map(jnp.shape, cond.get("control")))
 

@@ -22,7 +22,7 @@ from jaxdiff.errors import pick
 from jaxdiff.evaluation.lpips import LPIPS
 from jaxdiff.methods import METHODS, Method, ema
 from jaxdiff.methods.sfd import teacher_model
-from jaxdiff.training import optim, sharding, teachers
+from jaxdiff.training import conditions, optim, sharding, teachers
 from jaxdiff.training.teachers import Frozen
 
 IMAGELESS = ("blank", "prompts")  # data sources that samples cannot be compared with
@@ -44,10 +44,10 @@ class Job(NamedTuple):
 
     @property
     def nfe(self) -> int:
-        """Network evaluations per sample; guidance doubles them."""
+        """Network evaluations per sample; guidance doubles them, or makes them threefold with a scale of control."""
         c = self.config.sample
         once = self.solver.nfe(c.steps, c.afs, c.to_zero)
-        return once * (2 if c.guidance != 1.0 and self.null else 1)
+        return once * (3 if c.control_guidance != 1.0 else 2 if c.guidance != 1.0 and self.null else 1)
 
 
 def build(config: ConfigDict, devices: Any = None) -> Job:
@@ -69,9 +69,13 @@ def build(config: ConfigDict, devices: Any = None) -> Job:
     model = build_model(config, dataset)
     if not getattr(model, "num_classes", 0):
         dataset = unlabelled(dataset)
-    null: Cond = {"label": model.num_classes} if getattr(model, "num_classes", 0) else dict(dataset.null) or None
+    dataset = conditions.with_controls(config, model, dataset)
+    pad = conditions.padding_of(config, dataset)
+    null = conditions.null_of(config, model, dataset, pad)
     solver = solvers.make(config.sample.solver, **_options(config.sample.options))
     method, frozen = pick(BUILDERS, config.method.name, "method")(config, model, dataset, null, solver, mesh)
+    if pad is not None:
+        method = conditions.padded(method, pad)
     return Job(config, dataset, mesh, model, method, null, solver, frozen)
 
 
@@ -93,9 +97,14 @@ def unlabelled(dataset: Dataset) -> Dataset:
 def build_model(config: ConfigDict, dataset: Dataset) -> Any:
     """The network; classes and channels follow the data unless the config says otherwise."""
     fields = _options(config.model.fields)
+    if fields.get("control") is not None:
+        convention = {"time": config.denoiser.kind, "sigma_data": config.denoiser.sigma_data}
+        fields["control"] = {**convention, **_options(fields["control"])}
     dtype = pick(DTYPES, config.model.dtype, "model.dtype")
     kind = pick(models.MODELS, config.model.name, "model")
-    follow = {"channels": dataset.image_shape[-1], "num_classes": dataset.num_classes, "dtype": dtype}
+    texts = "text" in dataset.null and "text_dim" in kind.__dataclass_fields__  # then classes are left to the texts
+    classes = 0 if texts else dataset.num_classes
+    follow = {"channels": dataset.image_shape[-1], "num_classes": classes, "dtype": dtype}
     known = {name: value for name, value in follow.items() if name in kind.__dataclass_fields__}
     model = models.build(config.model.name, **{**known, **fields})
     if model.channels != dataset.image_shape[-1]:
@@ -185,8 +194,8 @@ def build_sampler(config: ConfigDict, null: Cond, solver: solvers.Solver) -> Cal
     sigmas = build_grid(config)(c.steps)
 
     def sampler(denoise: Denoiser, unit: Array, cond: Cond = None, key: Array | None = None) -> Array:
-        if c.guidance != 1.0 and null:
-            denoise = denoisers.guided(denoise, c.guidance, null)
+        if null and (c.guidance != 1.0 or c.control_guidance != 1.0):
+            denoise = denoisers.guided(denoise, c.guidance, null, control_scale=c.control_guidance)
         start = sigmas[0] * unit
         return solvers.solve(denoise, start, sigmas, solver, cond, afs=c.afs, key=key, to_zero=c.to_zero)
 
@@ -226,6 +235,7 @@ def _denoise(
         decay=ema.make(config.ema.kind, **_options(config.ema.options)),
         null=null,
         drop=config.cond.drop if null else 0.0,
+        control_drop=config.cond.control_drop,
         couple=build_coupling(config, dataset, mesh),
         parts=config.optim.accumulate,
     )

@@ -17,6 +17,7 @@ from jaxdiff.plan.chips import GIB
 from jaxdiff.training import trainer
 from jaxdiff.training.sharding import make_mesh
 
+pytestmark = pytest.mark.usefixtures("tpu_compiler")
 needs_libtpu = pytest.mark.skipif(
     program.importlib.util.find_spec("libtpu") is None, reason="the TPU's compiler is not installed on this platform"
 )
@@ -33,7 +34,7 @@ def small(**changes):
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def compiled(tpu_compiler):
     """The plan of a small run split over four chips, and the program it was read from."""
     seen = []
     original = program.hlo.Program.__init__

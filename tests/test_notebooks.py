@@ -29,7 +29,12 @@ def reader_environment(scratch: Path) -> dict[str, str]:
     }
 
 
-TINY = {"TEACHER, UPDATES, BATCH = 3000, 2000, 256": "TEACHER, UPDATES, BATCH = 20, 10, 32"}  # of training
+TINY = {
+    "TEACHER, UPDATES, BATCH = 3000, 2000, 256": "TEACHER, UPDATES, BATCH = 20, 10, 32",
+    '"steps": 32': '"steps": 3',
+    "budgets = (10, 20, 40, 80)": "budgets = (10, 20)",
+    "solvers.grid(2049,": "solvers.grid(129,",
+}
 
 
 def execute(path: Path, scratch: Path) -> nbformat.NotebookNode:

@@ -72,8 +72,9 @@ class MMDiT(nn.Module):
 
     `noise_label` is 1000 t of rectified flow. cond needs `text` [b l text_dim] and, when pooled_dim > 0,
     `pooled` [b pooled_dim]; `text_mask` [b l] hides padding. position_table = S > 0 keeps an S x S table of
-    positions as a constant parameter and crops its centre, as the SD3 checkpoints do; 0 computes positions.
-    step_embed = "zero" or "reference" adds the condition `step` to the modulation.
+    positions as a constant parameter and crops its centre, as the SD3 checkpoints do; 0 computes positions,
+    resampled by `grid` and `positions` as in `DiT`. step_embed = "zero" or "reference" adds the condition `step` to the
+    modulation.
     """
 
     channels: int = 4
@@ -86,6 +87,8 @@ class MMDiT(nn.Module):
     pooled_dim: int = 2048
     qk_norm: bool = True
     position_table: int = 0
+    grid: int = 0
+    positions: str = "interpolate"
     step_embed: str = ""
     dtype: Dtype = jnp.float32
     remat: bool = False
@@ -135,7 +138,7 @@ class MMDiT(nn.Module):
     def _positions(self, rows: int, columns: int) -> Array:
         side = self.position_table
         if not side:
-            return jnp.asarray(layers.sincos_positions(rows, columns, self.width))
+            return jnp.asarray(layers.sincos_positions(rows, columns, self.width, self.grid, self.positions))
         if rows > side or columns > side:
             raise ValueError(
                 f"{rows}x{columns} patches exceed the table of {side}x{side} positions; use a smaller image"

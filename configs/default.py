@@ -19,7 +19,8 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.model = ConfigDict()
     c.model.name = "unet"  # unet, dit, mdt, pixart, mmdit, latent_unet, mlp
-    c.model.fields = ConfigDict()  # of that model; num_classes and channels follow the data when left out
+    c.model.fields = ConfigDict()  # of that model; num_classes and channels follow the data when left out, and
+    #                                control = {"alpha": 8.0...} takes what data.options.control records
     c.model.dtype = "float32"  # of network compute: float32 or bfloat16; parameters stay float32
 
     c.denoiser = ConfigDict()
@@ -102,6 +103,9 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.cond = ConfigDict()
     c.cond.drop = 0.0  # probability that a condition is replaced by its null value in training
+    c.cond.control_drop = 0.0  # the same of control, drawn apart; above 0 it can be weighed apart in guidance
+    c.cond.padding = ""  # of text: "" (text_mask hides it), or without a mask zero, replicate, noisy (copies of tokens)
+    c.cond.padding_noise = 0.02  # of noisy copies, in standard deviations of a text's tokens
 
     c.optim = ConfigDict()
     c.optim.name = "adam"  # adam, adamw, adafactor, lion, radam, sgd
@@ -147,6 +151,12 @@ def get_config(arg: str = "") -> ConfigDict:
     c.sample.afs = False  # the first step is analytic and free
     c.sample.to_zero = True  # end with x0 = D(x, sigma_min)
     c.sample.guidance = 1.0  # classifier-free guidance scale; 1 = off
+    c.sample.control_guidance = 1.0  # of control within it: 0 = none of it, 1 = as much as the other conditions
+    c.sample.control = ConfigDict()  # what a model with control is told of its samples; -1 = nothing
+    c.sample.control.original_size = ()  # height, width; () = those of the samples
+    c.sample.control.crop = (0, 0)  # top, left
+    c.sample.control.flip = 0
+    c.sample.control.aspect = 0.0  # width / height; 0 = that of original_size
     c.sample.batch_size = 256  # images sampled at once
     c.sample.count = 100  # images in a grid
 

@@ -54,6 +54,30 @@ def parse(p: argparse.ArgumentParser) -> argparse.Namespace:
     return args
 
 
+class Judge:
+    """What images are worth beside the data of a job, in the features of the digit classifier."""
+
+    def __init__(self, job: Any):
+        self.net = evaluation.feature_net("digits")
+        self.real = reference_features(job, self.net).features
+
+    def features(self, images: Any) -> Any:
+        """Of images rounded to 8 bits."""
+        pixels = evaluation.to_uint8(np.asarray(images))
+        return evaluation.extract(self.net, [pixels], batch_size=min(500, len(pixels)), keep=True)
+
+    def frechet(self, images: Any) -> float:
+        return evaluation.frechet_distance(self.features(images).features, self.real)
+
+    def measure(self, images: Any, labels: Any = None) -> dict[str, float]:
+        """Fréchet distance, precision, recall, density, coverage; with labels, accuracy."""
+        found = self.features(images)
+        scores = {"frechet": evaluation.frechet_distance(found.features, self.real)}
+        if labels is not None:
+            scores["accuracy"] = float((found.probabilities.argmax(1) == np.asarray(labels)).mean())
+        return {**scores, **evaluation.prdc(self.real, found.features)}
+
+
 class Lab:
     """The teacher, loaded once, with the features of the data."""
 
@@ -71,8 +95,8 @@ class Lab:
         self.teacher = job.frozen.load()["teacher"]
         lpips = getattr(args, "lpips", "")
         self.lpips = jax.device_get(weights.load(lpips, "lpips")[1]) if lpips else None
-        self.net = evaluation.feature_net("digits")
-        self.real = reference_features(job, self.net).features
+        self.judge = Judge(job)
+        self.measure = self.judge.measure
         plain = job.model.clone(step_embed="")  # the teacher has no such condition
         self.network = lambda params: build_wrapper(self.base)(network(plain, params))
         self.compiled = jax.jit(lambda params, x, sigma, cond: self.network(params)(x, sigma, cond))
@@ -96,15 +120,6 @@ class Lab:
             first = solvers.analytic_first_step if afs and i == 0 else denoise
             x, past = method.step(first, denoise, cond, x, past, row, None)
         return np.asarray(denoise(x, jnp.float32(sigmas[-1]), cond) if to_zero else x)
-
-    def measure(self, images: Any, labels: Any = None) -> dict[str, float]:
-        """Fréchet distance, precision, recall, density, coverage, images rounded to 8 bits; with labels, accuracy."""
-        pixels = evaluation.to_uint8(np.asarray(images))
-        found = evaluation.extract(self.net, [pixels], batch_size=min(500, len(pixels)), keep=True)
-        scores = {"frechet": evaluation.frechet_distance(found.features, self.real)}
-        if labels is not None:
-            scores["accuracy"] = float((found.probabilities.argmax(1) == np.asarray(labels)).mean())
-        return {**scores, **evaluation.prdc(self.real, found.features)}
 
     def recipe(self, nfe: Sequence[int], changes: dict[str, Any], iterations: int | None = None) -> Recipe:
         """A distillation of SFD for those evaluations."""
@@ -224,7 +239,11 @@ def save(lab: Lab, name: str, results: dict[str, Any], figure: Any = None) -> No
     out = Path(lab.args.out)
     out.mkdir(parents=True, exist_ok=True)
     settings = {key: value for key, value in vars(lab.args).items() if key not in ("teacher", "out", "lpips")}
-    settings |= {"feature_sha256": lab.net.sha256, "reference_samples": len(lab.real), "config": lab.base.to_dict()}
+    settings |= {
+        "feature_sha256": lab.judge.net.sha256,
+        "reference_samples": len(lab.judge.real),
+        "config": lab.base.to_dict(),
+    }
     settings["config"]["teacher"]["path"] = ""
     text = json.dumps({"settings": settings, **results}, indent=2, default=str)
     (out / f"{name}.json").write_text(text + "\n", encoding="utf-8")

@@ -1,20 +1,29 @@
-"""The command line: jaxdiff quickstart | train | sample | evaluate.
+"""The command line: jaxdiff quickstart | train | sample | evaluate | features | plan.
 
 jaxdiff quickstart [--workdir=quickstart]
 jaxdiff train --config=configs/digits.py:tiny --config.train.steps=100 --workdir=runs/a [--dry_run]
 jaxdiff train --config=configs/digits.py --init_from=runs/a --workdir=runs/b      what fits of its parameters
 jaxdiff train --config=configs/digits_sfd.py --config.teacher.path=runs/a --workdir=runs/few
+jaxdiff train ... --coordinator=HOST:PORT --processes=4 --process=0      one of four; clusters are detected
 jaxdiff sample --workdir=runs/a --count=64 --out=samples.png [--nfe=10] [--labels=cycle] [--config.sample.solver=unipc]
 jaxdiff sample --workdir=runs/t2i --prompts="a red circle left of a blue square|..."      or prompts.txt, one a line
 jaxdiff sample --workdir=runs/one --mcmc_steps=300      the samples of an EMD generator beside their correction
 jaxdiff evaluate --workdir=runs/few --nfe=2 [--config.eval.samples=5000]
 jaxdiff evaluate --config=configs/digits.py --reference=train      the distance between two halves of the data
+jaxdiff features catalog --config=configs/creatures.py:dit [--select="**/q !blocks_0/**"] [--out=table.csv]
+jaxdiff features extract --workdir=runs/a --select="dec_*/out" --sigma=0.2 --out=features [--side=8] [--dtype=bfloat16]
+jaxdiff features score --workdir=runs/a --metric=probe --sigmas=0.05,0.2,0.8 --out=scores.csv
+jaxdiff features show --workdir=runs/a --select="dec_*/out" --sigma=0.2 --out=features.png
+jaxdiff plan --config=configs/imagenet256_dit.py --topology=v5e:16x16 [--compare=data,fsdp,tensor] [--largest_batch]
+    [--shape=32,32,4 --classes=1000]      stand in for data that are not here; [--out=plan.json]
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
+import inspect
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,8 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(arguments: list[str]) -> int:
-    values = _flags("train", {"workdir": "", "dry_run": False, "init_from": ""}, arguments, config="file")
+    options = {"workdir": "", "dry_run": False, "init_from": ""}
+    others = {"coordinator": "", "processes": 0, "process": -1, "connect_timeout": 300, "silence_timeout": 60}
+    values = _flags("train", {**options, **others}, arguments, config="file")
     from jaxdiff import training
+    from jaxdiff.training import distributed
 
     if values.init_from:
         values.config.train.init_from = values.init_from
@@ -63,8 +75,15 @@ def train(arguments: list[str]) -> int:
         return 0
     if not values.workdir:
         raise UsageError("train needs --workdir=FOLDER, where checkpoints, logs and samples go")
-    training.train(values.config, values.workdir)
-    return 0
+    distributed.connect(
+        values.coordinator,
+        values.processes,
+        values.process,
+        timeout=values.connect_timeout,
+        silence=values.silence_timeout,
+    )
+    with distributed.together():
+        return distributed.RETRY if training.train(values.config, values.workdir).stopped else 0
 
 
 def sample(arguments: list[str]) -> int:
@@ -135,6 +154,61 @@ def evaluate(arguments: list[str]) -> int:
     return 0
 
 
+def features(arguments: list[str]) -> int:
+    from jaxdiff.features.commands import ACTIONS
+
+    action = arguments[0] if arguments else ""
+    if action not in ACTIONS:
+        raise UsageError(f"features needs one of {', '.join(ACTIONS)}, got {action!r}{nearest(action, ACTIONS)}")
+    parameters = inspect.signature(ACTIONS[action]).parameters.values()
+    options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    source = "file" if any(a.startswith("--config=") for a in arguments) else "run"
+    values = _flags(f"features {action}", {"workdir": "", **options}, arguments[1:], config=source)
+    if source == "file" and values.workdir:
+        raise UsageError("give --workdir=FOLDER of a run or --config=FILE, not both")
+    ACTIONS[action](values.config, values.workdir, **{name: values[name].value for name in options})
+    return 0
+
+
+def plan(arguments: list[str]) -> int:
+    options = {"topology": "", "compare": "", "largest_batch": False, "out": "plan.json"}
+    stand_in = {"shape": "", "classes": 0, "text": ""}
+    values = _flags("plan", {**options, **stand_in}, arguments, config="file")
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # a machine without the accelerator is all it takes
+    from jaxdiff import plan as plans
+
+    if not values.topology:
+        raise UsageError(f"plan needs --topology=CHIP:SHAPE, for example v5e:4x4; chips are {', '.join(plans.CHIPS)}")
+    machine = plans.topology(values.topology)
+    config = values.config
+    if values.shape:
+        config = plans.blank(config, _numbers("shape", values.shape), values.classes, _numbers("text", values.text))
+    try:
+        if values.compare:
+            record = plans.compare(config, machine, values.compare.split(","), say=print)
+            print(f"best of these: {record['best'] or 'none fits'}")
+        else:
+            record = plans.make(config, machine, values.largest_batch)
+            print(plans.text(record, machine.name))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{error}. To plan without the data say what they are like: --shape=64,64,3 "
+            "--classes=1000, or --text=77,768 for text (tokens, width)"
+        ) from error
+    print(f"sources: {machine.chip.source}; written to {values.out}")
+    Path(values.out).write_text(json.dumps({"machine": machine.chip._asdict(), **record}, indent=2) + "\n")
+    return 0
+
+
+def _numbers(name: str, given: str) -> tuple[int, ...]:
+    """Numbers with commas between."""
+    if given and not all(part.isdigit() for part in given.split(",")):
+        raise UsageError(f"--{name} is numbers with commas between, such as 32,32,4; got {given!r}")
+    return tuple(int(part) for part in given.split(",") if part)
+
+
 def quickstart(arguments: list[str]) -> int:
     values = _flags("quickstart", {"workdir": "quickstart", "steps": 0, "samples": 0}, arguments)
     from jaxdiff import quickstart as demo
@@ -148,6 +222,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "sample": sample,
     "evaluate": evaluate,
+    "features": features,
+    "plan": plan,
 }
 
 
@@ -158,7 +234,12 @@ def _flags(command: str, options: dict[str, Any], arguments: list[str], config: 
     """The command's flags; with config = "file" or "run" also `config`, with its --config.a.b=c overrides applied."""
     values = flags.FlagValues()
     for name, default in options.items():
-        kinds: dict[type, Any] = {bool: flags.DEFINE_boolean, int: flags.DEFINE_integer, str: flags.DEFINE_string}
+        kinds: dict[type, Any] = {
+            bool: flags.DEFINE_boolean,
+            int: flags.DEFINE_integer,
+            float: flags.DEFINE_float,
+            str: flags.DEFINE_string,
+        }
         kinds[type(default)](name, default, f"{command}: {name}", flag_values=values)
     if config:
         base, arguments = _file_config(command, arguments) if config == "file" else _run_config(arguments)

@@ -143,6 +143,15 @@ def flow(network: Network, time_scale: float = 1000.0) -> Denoiser:
     return _denoiser(formula)
 
 
+# How far a network's noise label (and sigma_data) lies between clean data, u = 0, and pure noise, u = 1, by wrapper.
+# That of ddpm counts timesteps of a table of 1000, shifted or not: it is the network's own time.
+PROGRESS: dict[str, Callable[[Any, float], Any]] = {
+    "edm": lambda label, sigma_data: 2 / np.pi * jnp.arctan(jnp.exp(4 * label) / sigma_data),
+    "ddpm": lambda label, sigma_data: label / 999,
+    "flow": lambda label, sigma_data: label / 1000,
+}
+
+
 def linear_abar(steps: int = 1000, first: float = 1e-4, last: float = 2e-2) -> np.ndarray:
     """The DDPM table: betas linear in the timestep (DiT, ADM)."""
     return np.cumprod(1 - np.linspace(first, last, steps))
@@ -245,13 +254,17 @@ def guided(
     scale: Any,
     null: Cond = None,
     *,
+    control_scale: Any = 1.0,
     interval: tuple[float, float] | None = None,
     weak: Denoiser | None = None,
 ) -> Denoiser:
     """D_null + scale (D_cond - D_null): classifier-free guidance (Ho & Salimans 2021), one batched call.
 
     `null` holds the values that stand for "no condition", one example's worth or a batch, for example
-    {"label": 1000}; keys it does not name keep their value. Without `null` the second evaluation is
+    {"label": 1000}; keys it does not name keep their value, and one number stands for every entry of a dict.
+    control_scale other than 1 weighs control apart from the semantic conditions (Berrada et al. 2024, as recalled):
+    D_null + scale (control_scale (D_cond - D_free) + D_free - D_null), D_free with null["control"] alone; a batched
+    call of three. Without `null` the second evaluation is
     `denoise(x, sigma, None)`, a call of its own. Called without cond there is nothing to guide: D(x, sigma, None).
     `interval` = (low, high) guides only low < sigma <= high (Kynkaanniemi et al. 2024) and saves the null evaluation
     elsewhere when sigma is a scalar.
@@ -262,6 +275,12 @@ def guided(
     check_cond(null)
     if interval is not None and not 0 <= interval[0] < interval[1]:
         raise ValueError(f"interval must be (low, high) with 0 <= low < high, got {interval}")
+    apart = not (isinstance(control_scale, (int, float)) and control_scale == 1)
+    if apart and "control" not in (null or {}):
+        raise ValueError(
+            f"control_scale={control_scale} needs the values that stand for no control, for example "
+            "null={'label': 1000, 'control': conditioning.UNKNOWN}"
+        )
 
     def blend(x: Array, sigma: Sigma, cond: Cond) -> Array:
         if weak is None and cond is None:
@@ -271,8 +290,12 @@ def guided(
         elif null is None or cond is None:
             full, base = denoise(x, sigma, cond), denoise(x, sigma, None)
         else:
-            sigmas = sigma if jnp.ndim(sigma) == 0 else jnp.concatenate([sigma, sigma])
-            full, base = jnp.split(denoise(jnp.concatenate([x, x]), sigmas, _stack_null(cond, null, x.shape[0])), 2)
+            nulls = [{}, {"control": null["control"]}, null] if apart else [{}, null]
+            sigmas = sigma if jnp.ndim(sigma) == 0 else jnp.concatenate([sigma] * len(nulls))
+            stacked = _stack_nulls(cond, nulls, x.shape[0])
+            full, *free, base = jnp.split(denoise(jnp.concatenate([x] * len(nulls)), sigmas, stacked), len(nulls))
+            if apart:
+                full = free[0] + per_example(control_scale, x) * (full - free[0])
         return base + per_example(scale, x) * (full - base)
 
     def transformed(x: Array, sigma: Sigma, cond: Cond = None) -> Array:
@@ -287,20 +310,28 @@ def guided(
     return transformed
 
 
-def _stack_null(cond: Mapping[str, Any], null: Mapping[str, Any], batch: int) -> dict[str, Any]:
-    """cond followed by the same with the null values, along the batch axis."""
-    stray = set(null) - set(cond)
+def _stack_nulls(cond: Mapping[str, Any], nulls: list[Any], batch: int) -> dict[str, Any]:
+    """cond with the values of each of `nulls` in place of its own, one after the other along the batch axis."""
+    stray = set(nulls[-1]) - set(cond)
     if stray:
         raise ValueError(
             f"null names {sorted(stray)} but cond has only {sorted(cond)}; give cond those keys or drop them from null"
         )
 
-    def pair(value: Any, empty: Any) -> Array:
+    def stack(value: Any, *others: Any) -> Array:
         value = jnp.asarray(value)
         value = jnp.broadcast_to(value, (batch, *value.shape[1:]))
-        return jnp.concatenate([value, jnp.broadcast_to(jnp.asarray(empty, value.dtype), value.shape)])
+        return jnp.concatenate([jnp.broadcast_to(jnp.asarray(other, value.dtype), value.shape) for other in others])
 
-    return {key: jax.tree.map(pair, value, null.get(key, value)) for key, value in cond.items()}
+    def fill(key: str, value: Any) -> Any:
+        return jax.tree.map(stack, value, *(null_like(null.get(key, value), value) for null in nulls))
+
+    return {key: fill(key, value) for key, value in cond.items()}
+
+
+def null_like(null: Any, value: Any) -> Any:
+    """A null value in the structure of the condition it stands for: one number is that of every entry of a dict."""
+    return dict.fromkeys(value, null) if isinstance(value, Mapping) and not isinstance(null, Mapping) else null
 
 
 def score(denoise: Denoiser) -> Denoiser:

@@ -18,16 +18,34 @@ def size_of(path):
         return picture.size
 
 
+# digits:tiny with a network that compiles fast
+SMALL = """
+from jaxdiff.configs import digits
+
+def get_config(arg=""):
+    c = digits.get_config("tiny")
+    with c.unlocked():
+        c.model.name = "dit"
+        c.model.fields = {"patch": 2, "depth": 1, "width": 32, "heads": 4, "learn_variance": False}
+    return c
+"""
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished tiny run."""
+    """A finished tiny run, by a config of the user's own."""
     workdir = tmp_path_factory.mktemp("run")
-    assert main(["train", *TINY, f"--workdir={workdir}", "--config.train.eval_every=2"]) == 0
+    (workdir / "mine.py").write_text(SMALL)
+    assert train(workdir, "--config.train.eval_every=2") == 0
     return workdir
 
 
+def train(workdir, *extra):
+    return main(["train", f"--config={workdir}/mine.py", *TINY[1:], f"--workdir={workdir}", *extra])
+
+
 def test_training_leaves_what_it_promises(run, capsys):
-    assert main(["train", *TINY, f"--workdir={run}"]) == 0  # already finished: nothing to do, nothing lost
+    assert train(run) == 0  # already finished: nothing to do, nothing lost
     assert "resuming from the checkpoint of step 4" in capsys.readouterr().out
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [2, 4]

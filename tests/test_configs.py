@@ -147,7 +147,7 @@ def test_full_size_builds_and_has_the_published_number_of_parameters(name, arg, 
     assert total == (count(state.ema) if config.method.name == "denoise" else total)
     for number, unit in re.findall(r"([\d.]+) ([kM])\s+parameters", "" if arg else module(name).__doc__):
         assert total / {"k": 1e3, "M": 1e6}[unit] == pytest.approx(float(number), rel=5e-3)
-    plain = name.startswith(("mixture2d", "cifar10", "digits_immiscible"))
+    plain = name.startswith(("mixture2d", "cifar10", "digits_immiscible", "creatures"))
     unconditional = plain and arg not in ("cond", "cd")
     texts = {"sd15_emd": {"text"}, "t2i_small": {"text", "text_mask"}}
     assert set(job.null or {}) == texts.get(name, set() if unconditional else {"label"})

@@ -187,6 +187,35 @@ def test_guidance_interval_leaves_other_noise_levels_alone(per_example):
         np.testing.assert_allclose(guided(x, jnp.full(4, sigma) if per_example else sigma, cond), expected)
 
 
+def told(x, sigma, cond):
+    """A denoiser in which label and control act together; label 9 and control -1 are null."""
+    label, size = cond["label"].astype(x.dtype), cond["control"]["size"][:, 0]
+    return x * (1 + label)[:, None] + (size * (2 + label))[:, None]
+
+
+def test_control_is_guided_apart_from_the_label(count_traces):
+    """D_00 + scale (beta (D_cs - D_0s) + D_0s - D_00), each evaluated by itself."""
+    x, null = jnp.ones((4, 2)), {"label": 9, "control": -1.0}
+    cond = {"label": jnp.arange(4), "control": {"size": jnp.arange(8.0).reshape(4, 2)}}
+    no_control, no_label = {"size": jnp.full((4, 2), -1.0)}, jnp.full(4, 9)
+    full, free = told(x, 1.0, cond), told(x, 1.0, {**cond, "control": no_control})
+    base = told(x, 1.0, {"label": no_label, "control": no_control})
+    for scale, beta in [(2.5, 0.3), (1.0, 0.0), (0.0, 0.4), (1.5, jnp.array([0.0, 1.0, 2.0, 0.5]))]:
+        counted = count_traces(told)
+        sigma = jnp.full(4, 0.7) if scale == 2.5 else 0.7
+        out = dn.guided(counted, scale, null, control_scale=beta)(x, sigma, cond)
+        wanted = base + scale * (jnp.reshape(beta, (-1, 1)) * (full - free) + free - base)
+        np.testing.assert_allclose(out, wanted, rtol=1e-5)
+        assert counted.traces == 1  # of three times the batch
+    joint = dn.guided(told, 2.5, null)(x, 1.0, cond)  # control_scale 1: two evaluations, and the same formula
+    np.testing.assert_allclose(joint, base + 2.5 * (full - base), rtol=1e-5)
+    near = dn.guided(told, 2.5, null, control_scale=jnp.float32(1.0))(x, 1.0, cond)
+    np.testing.assert_allclose(near, joint, rtol=1e-5)
+    np.testing.assert_allclose(
+        dn.guided(told, 1.0, null, control_scale=jnp.float32(1.0))(x, 1.0, cond), full, rtol=1e-5
+    )
+
+
 def test_autoguidance_moves_away_from_the_weak_model():
     weak = lambda x, sigma, cond=None: 0.5 * labelled(x, sigma, cond)  # noqa: E731
     x, cond = jnp.ones((4, 2)), {"label": jnp.arange(4)}
@@ -233,6 +262,7 @@ NETWORK = lambda x, noise_label, cond: x  # noqa: E731
         (lambda: dn.ddpm(NETWORK, dn.linear_abar(), "epsilon"), r"unknown prediction 'epsilon' .*eps, v, x0"),
         (lambda: dn.ddpm(NETWORK, [0.1, 0.5]), r"abar must be a 1-D table that falls .* from 0.1 to 0.5.*linear_abar"),
         (lambda: dn.guided(IDENTITY, 1.0, null={"label": 1}, weak=IDENTITY), r"null .* or weak .*, not both"),
+        (lambda: dn.guided(IDENTITY, 2.0, {"label": 9}, control_scale=0.5), r"control_scale=0.5 needs .*'control': conditioning.UNKNOWN"),
         (lambda: dn.guided(IDENTITY, 1.0, interval=(2, 1)), r"low < high, got \(2, 1\)"),
         (lambda: dn.guided(IDENTITY, 1.0, {"text": 0.0})(X, 1.0, {"label": jnp.ones(2)}), r"null names \['text'\] but cond has only \['label'\]"),
         (lambda: dn.gaussian_mixture(np.ones((2, 3)), 1.0)(jnp.ones((2, 4)), 1.0), r"lives on shape \(3,\), got x of shape \(2, 4\)"),

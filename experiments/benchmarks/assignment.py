@@ -22,11 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from pictures import CIFAR, load
 from scipy.optimize import linear_sum_assignment
 
 from jaxdiff.noise import linear_assignment
 
-CIFAR = Path(__file__).resolve().parents[3] / "shared" / "data" / "cifar10_test.npz"
 PROBLEMS = 3  # of each size
 WINDOW = 0.04  # CPU seconds a measurement lasts at least
 
@@ -46,18 +46,6 @@ def main() -> None:
         compare(f"{n}", [problem(images, n, rng) for _ in range(PROBLEMS)], options.rounds)
     eight = [problem(images, 128, rng) for _ in range(8)]
     compare("8 x 128", [tuple(np.stack(costs) for costs in zip(*eight, strict=True))], options.rounds)
-
-
-def load(path: Path, rng: np.random.Generator) -> tuple[np.ndarray, str]:
-    """Images [n, 3072] in [-1, 1]."""
-    if path.exists():
-        planes = np.load(path)["images_pd"][:, :4096].cumsum(2, dtype=np.uint8).cumsum(3, dtype=np.uint8)
-        colours = np.stack([planes[1] + planes[0], planes[0], planes[2] + planes[0]], -1)
-        return (colours.reshape(len(colours), -1) / 127.5 - 1).astype(np.float32), path.name
-    frequency = np.hypot(np.fft.fftfreq(32)[:, None], np.fft.fftfreq(32))
-    frequency[0, 0] = 1 / 32
-    smooth = np.fft.ifft2(np.fft.fft2(rng.normal(size=(4096, 3, 32, 32))) / frequency).real
-    return (0.5 * smooth / smooth.std()).astype(np.float32).reshape(4096, -1), f"random (no {path})"
 
 
 def problem(images: np.ndarray, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -22,12 +22,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from lab import cell, plt, show
+from lab import Judge, cell, plt, show
 
-from jaxdiff import evaluation, solvers, training
+from jaxdiff import solvers, training
 from jaxdiff.configs import digits_immiscible
 from jaxdiff.training.build import build_grid
-from jaxdiff.training.evaluate import reference_features
 
 KINDS = ("none", "hungarian", "hungarian_l2", "hungarian_l1", "half precision", "knn", "rotated", "farthest")
 STUDIES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
@@ -99,19 +98,6 @@ class Variant:
         return run(state, unit)
 
 
-class Judge:
-    """The distance of images to the data, in the features of the digit classifier."""
-
-    def __init__(self, job: Any):
-        self.net = evaluation.feature_net("digits")
-        self.real = reference_features(job, self.net).features
-
-    def __call__(self, images: Any) -> float:
-        pixels = evaluation.to_uint8(np.asarray(images))
-        found = evaluation.extract(self.net, [pixels], batch_size=min(500, len(pixels)), keep=True)
-        return evaluation.frechet_distance(found.features, self.real)
-
-
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--study", choices=STUDIES, required=True)
@@ -141,11 +127,11 @@ def main() -> None:
             state, reductions[name] = variant.train(
                 seed,
                 marks,
-                lambda step, state: found.append(judge(variant.draw(state, unit, None, keys))),  # noqa: B023
+                lambda step, state: found.append(judge.frechet(variant.draw(state, unit, None, keys))),  # noqa: B023
             )
             curves[name].append(found)
             for steps in (5, 10, 20, 50) if args.study == "ddim" else ():
-                value = judge(variant.by_steps(state, unit, steps))
+                value = judge.frechet(variant.by_steps(state, unit, steps))
                 inference[name].setdefault(steps, []).append(value)
             print(f"{name}, seed {seed}: {found[-1]:.3f} after {args.steps} steps", flush=True)
     report(args, marks, curves, reductions, inference)

@@ -42,6 +42,8 @@ def _latent(network: Any) -> Denoiser:
 WRAPPERS: dict[type[nn.Module], Wrapper] = {
     models.UNet: denoisers.edm,
     models.DiT: _ddpm,
+    models.MDT: _ddpm,
+    models.PixArt: _ddpm,
     models.LatentUNet: _latent,
     models.MMDiT: denoisers.flow,
 }

@@ -37,6 +37,7 @@ KINDS = [
         (r".*/(increment|skip|res_self|res_cross)", r"\1"),
         (r"(?:down|up)\d+_conv|enc_\d+x\d+_(?:down/out|joined)|dec_\d+x\d+_up/out", "sampler"),
         (r".*_transformer\d+/block\d+/out|blocks_\d+/(?:image/)?out|last_block/image/out", "block_out"),
+        (r"(?:encode_in|encode_out|decode)_\d+/dit/out", "block_out"),
         (r".*_transformer\d+/out", "vit_out"),
         (r".*/res|[^/]*block\d+/out|dec_\d+x\d+_in\d/out", "res_out"),
     ]
@@ -49,7 +50,7 @@ STAGES = [
         (r"mid|dec_\d+x\d+_in\d", "mid"),
         (r"down|enc_", "down"),
         (r"up|dec_", "up"),
-        (r"blocks_|last_block", "blocks"),
+        (r"blocks_|last_block|encode_|decode_", "blocks"),
     ]
 ]
 INTER_MODULE = ("res_out", "vit_out", "sampler", "block_out")  # what earlier work chose from; block_out in transformers
@@ -132,8 +133,9 @@ def grid_of(shape: tuple[int, ...], image: tuple[int, ...]) -> tuple[int, int] |
 
 
 def unrolled(model: nn.Module) -> nn.Module:
-    """The model with blocks one by one: a scan computes them all, and rematerialisation sorts names."""
-    changes: dict[str, Any] = {field: False for field in ("scan", "remat") if getattr(model, field, False)}
+    """The model with blocks one by one, no token hidden: a scan computes all, and rematerialisation sorts names."""
+    plain: dict[str, Any] = {"scan": False, "remat": False, "mask_ratio": ()}
+    changes = {field: value for field, value in plain.items() if getattr(model, field, value) != value}
     return model.clone(**changes) if changes else model
 
 

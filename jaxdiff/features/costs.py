@@ -44,7 +44,8 @@ def _price(equation: Any) -> int:
         return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracted)
     if name == "conv_general_dilated":
         kernel, axes = equation.invars[1].aval.shape, parameters["dimension_numbers"].rhs_spec
-        return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // kernel[axes[0]]
+        zeros = math.prod(parameters["lhs_dilation"])  # the gradient of a stride multiplies them, nobody needs to
+        return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // kernel[axes[0]] // zeros
     inner = [total(jaxpr) for jaxpr in _inner(parameters)]
     if name == "cond":
         return max(inner)

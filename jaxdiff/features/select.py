@@ -88,7 +88,6 @@ class Filter:
     min_grid: float = 1 / 32
     skip_first: bool = True
     local_kinds: tuple[str, ...] = ("self_q", "self_k")
-    max_cka: float = 0.95  # of two activations on one grid: see `prune`
 
     def reasons(self, table: Catalog, measured: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, str]:
         """For every activation why it is dropped, "" when it is kept. `measured[name]` may hold `leak` and `nsr`."""

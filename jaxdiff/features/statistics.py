@@ -53,8 +53,11 @@ def fit_ridge(x: Float[np.ndarray, "m c"], y: Float[np.ndarray, "m d"], ridge: f
     mean, scale = x.mean(0), x.std(0)
     scale = np.where(scale > 1e-6 * scale.max(initial=0), scale, np.inf)  # constant channels are left out
     z = (x - mean) / scale
-    weights = np.linalg.solve(z.T @ z + ridge * len(z) * np.eye(z.shape[1]), z.T @ (y - y.mean(0)))
     offset = y.mean(0)
+    if len(z) < z.shape[1]:  # the same weights from the smaller system
+        weights = z.T @ np.linalg.solve(z @ z.T + ridge * len(z) * np.eye(len(z)), y - offset)
+    else:
+        weights = np.linalg.solve(z.T @ z + ridge * len(z) * np.eye(z.shape[1]), z.T @ (y - offset))
     return lambda new: (np.asarray(new, np.float64) - mean) / scale @ weights + offset
 
 

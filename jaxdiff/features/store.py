@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -95,24 +96,28 @@ def stream(
     sigma: Any,
     *,
     conditions: tuple[str, ...] = (),
+    sharding: Any = None,
     **options: Any,
 ) -> Iterator[Rows]:
     """`extract` over batches of images (arrays, or dicts with `image` and the keys in `conditions`), for `write`.
 
     Image i of the whole stream gets the noise of (seed, i). A batch of fewer images than the first is padded, so that
-    one program serves all. `options` are those of `extract`.
+    one program serves all. `sharding` spreads each batch, padded to a multiple of the devices. `options` are those
+    of `extract`; with average=False the draws are the second axis, behind the images.
     """
-    size, done = 0, 0
+    size, done, ways = 0, 0, 1 if sharding is None else sharding.num_devices
     for batch in batches:
         rows = batch if isinstance(batch, Mapping) else {"image": batch}
         count = len(rows["image"])
-        size = size or count
+        size = size or -(-count // ways) * ways
         if count > size:
             raise ValueError(f"a batch of {count} images after batches of {size}; only the last may differ")
-        x0 = jnp.asarray(_padded(rows["image"], size))
-        cond = {key: jnp.asarray(_padded(rows[key], size)) for key in conditions} or None
-        features = extract(model, params, x0, seed, sigma, cond, index=np.arange(done, done + size), **options)
-        yield {name: np.asarray(value)[:count] for name, value in features.items()}
+        padded = {key: _padded(rows[key], size) for key in ("image", *conditions)}
+        cond = jax.device_put(padded, sharding)
+        x0 = cond.pop("image")
+        features = extract(model, params, x0, seed, sigma, cond or None, index=np.arange(done, done + size), **options)
+        first = 0 if options.get("average", True) else 1
+        yield {name: np.moveaxis(np.asarray(value), first, 0)[:count] for name, value in features.items()}
         done += count
 
 

@@ -3,7 +3,8 @@
     sigma ~ levels,  eps ~ N(0, I),  x = x0 + sigma eps
     loss = E weight(sigma) |D(x, sigma, cond) - x0|^2        (mean over pixels and examples)
 
-With some probability a condition is replaced by its null value, so that the network can be guided. Noises and images
+With some probability a condition is replaced by its null value, so that the network can be guided; control with one of
+its own, so that the two can be weighed apart. Noises and images
 of a batch may be paired by nearness first (`noise.coupling`): immiscible diffusion. For a network that can hide part of
 its tokens (MDT) the same loss with tokens hidden is added.
 """
@@ -21,7 +22,7 @@ from flax import struct
 from jax import Array
 
 from jaxdiff import denoisers
-from jaxdiff.denoisers import Cond, Denoiser
+from jaxdiff.denoisers import COND_KEYS, Cond, Denoiser
 from jaxdiff.methods import ema as ema_lib
 from jaxdiff.methods.method import Batch, Method, Metrics, accumulate, cond_of, data_of, update
 from jaxdiff.models import network
@@ -53,21 +54,25 @@ def denoise(
     decay: ema_lib.Decay | None = None,
     null: Cond = None,
     drop: float = 0.0,
+    control_drop: float = 0.0,
     couple: Coupling | None = None,
     parts: int = 1,
 ) -> Method:
     """Train `wrapper(network)` to denoise. The defaults are EDM's levels and weight and no averaging (decay 0).
 
     `null` holds what stands for "no condition", e.g. {"label": num_classes}; each of its keys is dropped
-    independently with probability `drop`. `couple` pairs the batch's noises with its images. `parts` accumulates
-    gradients over slices of the batch; pairs are made over all of it.
+    independently with probability `drop`, control with `control_drop`. `couple` pairs the batch's noises with its
+    images. `parts` accumulates gradients over slices of the batch; pairs are made over all of it.
     """
     levels, weight = levels or lognormal(), weight or edm_weight()
     decay = decay or ema_lib.constant(0.0)
     if drop and not null:
         raise ValueError(f"drop={drop} needs null values to drop to, for example null={{'label': num_classes}}")
-    if not 0 <= drop < 1:
-        raise ValueError(f"drop is a probability in [0, 1), got {drop}")
+    if control_drop and "control" not in (null or {}):
+        raise ValueError(f"control_drop={control_drop} needs null={{'control': conditioning.UNKNOWN}} to drop to")
+    for name, value in (("drop", drop), ("control_drop", control_drop)):
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} is a probability in [0, 1), got {value}")
 
     def init(key: Array, batch: Batch) -> State:
         x0 = data_of(batch)
@@ -87,7 +92,7 @@ def denoise(
         eps, paired = draw_noise(keys["eps"], x0, cond, couple)
         examples: dict[str, Any] = {"x0": x0, "sigma": levels(keys["sigma"], x0.shape[0]), "eps": eps}
         if cond is not None:
-            examples["cond"] = drop_conditions(keys["drop"], cond, null or {}, drop)
+            examples["cond"] = drop_conditions(keys["drop"], cond, null or {}, drop, control_drop)
 
         def gradient(params: Any, examples: Any, part: Any) -> tuple[tuple[Metrics, Any], None]:
             dropout = jax.random.fold_in(keys["dropout"], part)
@@ -127,18 +132,29 @@ def denoising_loss(apply: Denoiser, examples: dict[str, Any], weight: Weight) ->
     return (weight(sigma) * error).mean(), error.mean()
 
 
-def drop_conditions(key: Array, cond: dict[str, Any], null: Any, probability: float) -> dict[str, Any]:
-    """Each key of `null` replaced by its null value, per example and independently, with the given probability."""
-    if not probability:
-        return dict(cond)
+def drop_conditions(
+    key: Array, cond: dict[str, Any], null: Any, probability: float, control_probability: float = 0.0
+) -> dict[str, Any]:
+    """Each key of `null` replaced by its null value, per example and independently, with the given probability.
+
+    A text goes with its mask and its pooled form; control has a probability of its own.
+    """
     out = dict(cond)
-    for i, name in enumerate(sorted(set(null) & set(cond))):
+    known = sorted(set(null) & set(cond))
+    leaders = {name: "text" if name in ("text_mask", "pooled") and "text" in known else name for name in known}
+    semantic = sorted(set(leaders.values()) - {"control"})
+    for name, leader in leaders.items():
+        apart = name == "control"
+        rate = control_probability if apart else probability
+        if not rate:
+            continue
+        number = len(COND_KEYS) if apart else semantic.index(leader)
         examples = jnp.shape(jax.tree.leaves(cond[name])[0])[:1]
-        gone = jax.random.bernoulli(jax.random.fold_in(key, i), probability, examples)
+        gone = jax.random.bernoulli(jax.random.fold_in(key, number), rate, examples)
 
         def swap(value: Any, empty: Any, gone: Array = gone) -> Array:
             value = jnp.asarray(value)
             return jnp.where(gone.reshape(-1, *(1 for _ in value.shape[1:])), jnp.asarray(empty, value.dtype), value)
 
-        out[name] = jax.tree.map(swap, cond[name], null[name])
+        out[name] = jax.tree.map(swap, cond[name], denoisers.null_like(null[name], cond[name]))
     return out

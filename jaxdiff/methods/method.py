@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -74,8 +75,10 @@ def accumulate(
 
     shapes, _ = jax.eval_shape(lambda: gradient(params, jax.tree.map(lambda a: a[0], slices), 0))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    unroll = parts if jax.default_backend() == "cpu" else 1
-    total, outputs = jax.lax.scan(add, zeros, (jnp.arange(parts), slices), unroll=unroll)
+    loop = partial(jax.lax.scan, add)
+    total, outputs = jax.lax.platform_dependent(
+        zeros, (jnp.arange(parts), slices), cpu=partial(loop, unroll=parts), default=loop
+    )
     whole = jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), outputs)
     return jax.tree.map(lambda a: a / parts, total), whole
 

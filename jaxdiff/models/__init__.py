@@ -10,7 +10,7 @@ from jax import Array
 
 from jaxdiff.denoisers import Cond, Network
 from jaxdiff.errors import pick
-from jaxdiff.models import clip, dit, latent_unet, mdt, mmdit, pixart, t5, unet, vae
+from jaxdiff.models import clip, conditioning, dit, latent_unet, mdt, mmdit, pixart, t5, unet, vae
 from jaxdiff.models.clip import CLIPText, CLIPVision
 from jaxdiff.models.dit import DiT
 from jaxdiff.models.latent_unet import LatentUNet
@@ -50,6 +50,7 @@ __all__ = [
     "build",
     "check_fields",
     "clip",
+    "conditioning",
     "dit",
     "latent_unet",
     "mdt",
@@ -63,9 +64,11 @@ __all__ = [
 
 
 def build(name: str, **fields: Any) -> nn.Module:
-    """A model by its name in MODELS; unknown names and fields are refused."""
+    """A model by its name in MODELS; unknown names and fields are refused. `control` may be given as a dict."""
     model = pick(MODELS, name, "model")
     check_fields(model, fields)
+    if isinstance(fields.get("control"), Mapping):
+        fields["control"] = conditioning.make_control(fields["control"])
     return model(**fields)
 
 

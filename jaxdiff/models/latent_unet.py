@@ -1,6 +1,7 @@
 """The text-to-image UNet of latent diffusion (Rombach et al. 2022) in the layouts of Stable Diffusion 1, 2 and SDXL.
 
-    e           silu(E_t(t) + E_a([pooled text, sinusoids of the sizes])); the second term in SDXL alone
+    e           silu(E_t(t) + E_a([pooled text, sinusoids of the sizes])); the second term in SDXL alone,
+                control (conditioning.py) as a third where asked for
     block       h = conv0(silu(norm0(x))) + e W;  h = conv1(dropout(silu(norm1(h))));  x = h + skip(x)
     transformer z = norm(x) W_in;  depth times z += self(norm0(z)), cross(norm1(z), text), mlp(norm2(z));  x += z W_out
                 mlp(z) = (a gelu(g)) W with [a, g] = z V, the exact GELU
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from jaxdiff.models import layers
+from jaxdiff.models import conditioning, layers
 from jaxdiff.models.layers import Cond, Dtype
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -150,9 +151,10 @@ class LatentUNet(nn.Module):
     `noise_label` is the DDPM timestep, 0 to 999. cond needs `text` [b l text_dim]; `text_mask` [b l] hides padding.
     pooled_dim > 0 (SDXL) needs `pooled` [b pooled_dim]; sizes > 0 needs `control` = {"sizes": [b sizes]}, for SDXL the
     six numbers (original height, width, crop top, left, target height, width) in pixels. Attention has `heads` heads at
-    every level, or heads of `head_width` channels: one of the two is 0. step_embed = "zero" or "reference" adds the
-    condition `step` to the embedding. `loop` chooses convolution gradients that are fast inside loops on CPU: see
-    `layers.loop_conv`.
+    every level, or heads of `head_width` channels: one of the two is 0. num_classes > 0 makes a network of classes:
+    cond takes `label` instead of text, as `class_tokens` tokens of text_dim channels. step_embed = "zero" or
+    "reference" adds the condition `step` to the embedding, `control` that of its name. `loop` chooses convolution
+    gradients that are fast inside loops on CPU: see `layers.loop_conv`.
     """
 
     channels: int = 4
@@ -166,6 +168,9 @@ class LatentUNet(nn.Module):
     groups: int = 32  # of the group norms
     text_dim: int = 768
     pooled_dim: int = 0
+    num_classes: int = 0
+    class_tokens: int = 1
+    control: conditioning.Control | None = None
     sizes: int = 0
     size_width: int = 256  # of the sinusoid of each size
     linear: bool = False  # public files store the transformers' projections as Dense, not as 1x1 convolutions
@@ -182,7 +187,10 @@ class LatentUNet(nn.Module):
         cond = cond or {}
         self._check(x, cond)
         e = self._embed(x, noise_label, cond)
-        text = jnp.asarray(cond["text"])
+        if self.num_classes:
+            text = conditioning.class_tokens(self, x, cond, self.text_dim)
+        else:
+            text = jnp.asarray(cond["text"])
         mask = jnp.asarray(cond["text_mask"], bool) if "text_mask" in cond else None
         block = nn.remat(Block) if self.remat else Block
         shared = {"groups": self.groups, "dtype": self.dtype}
@@ -204,7 +212,10 @@ class LatentUNet(nn.Module):
 
     def _embed(self, x: Array, noise_label: Any, cond: Mapping[str, Any]) -> Array:
         features = 4 * self.width
-        e = layers.EmbedMLP(features, name="time")(layers.sinusoid(layers.noise_labels(noise_label, x), self.width))
+        times = layers.noise_labels(noise_label, x)
+        e = layers.EmbedMLP(features, name="time")(layers.sinusoid(times, self.width))
+        if self.control:
+            e = e + conditioning.ControlEmbed(features, self.control, name="control_embed")(times, cond)
         added = [jnp.asarray(cond["pooled"], jnp.float32)] if self.pooled_dim else []
         if self.sizes:
             sizes = jnp.asarray(cond["control"]["sizes"], jnp.float32)
@@ -258,9 +269,11 @@ class LatentUNet(nn.Module):
         return self.heads or features // self.head_width
 
     def _check(self, x: Array, cond: Mapping[str, Any]) -> None:
-        keys = ("text", "text_mask") + ("pooled",) * bool(self.pooled_dim) + ("control",) * bool(self.sizes)
+        keys: tuple[str, ...] = ("label",) if self.num_classes else ("text", "text_mask")
+        keys += ("pooled",) * bool(self.pooled_dim) + ("control",) * bool(self.sizes or self.control)
         keys += ("step",) * bool(self.step_embed)
         layers.check_inputs("LatentUNet", x, self.channels, 2 ** (len(self.multipliers) - 1), cond, keys)
+        conditioning.check_alone("LatentUNet", self.control, sizes=self.sizes)
         if len(self.depths) != len(self.multipliers):
             raise ValueError(
                 f"LatentUNet needs a depth for each multiplier (0: no attention), got multipliers={self.multipliers}, "
@@ -271,7 +284,8 @@ class LatentUNet(nn.Module):
         self._check_cond(cond)
 
     def _check_cond(self, cond: Mapping[str, Any]) -> None:
-        needed = {"text": self.text_dim} | ({"pooled": self.pooled_dim} if self.pooled_dim else {})
+        needed = {} if self.num_classes else {"text": self.text_dim}
+        needed |= {"pooled": self.pooled_dim} if self.pooled_dim else {}
         for key, size in needed.items():
             if key not in cond:
                 raise ValueError(

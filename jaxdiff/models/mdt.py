@@ -21,7 +21,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from jaxdiff.models import dit, layers
+from jaxdiff.models import conditioning, dit, layers
 from jaxdiff.models.layers import Cond, Dtype
 
 SIZES = {name: {**size, "decoder": 6 if name == "S" else 4} for name, size in dit.SIZES.items()}
@@ -41,8 +41,8 @@ def random_ranks(key: Array, batch: int, tokens: int) -> Int[Array, "b n"]:
 class Block(nn.Module):
     """DiT's block with a bias by relative position, after joining its input with a skip where there is one.
 
-    shared: `c` [b e]; `index` of the offsets, [n n] or of each example [b n n]; `mask` [b n] of keys, or None; and
-    `skip` [b n d] where all blocks of a stack have the same.
+    shared: `c` as `dit.Block` takes it; `index` of the offsets, [n n] or of each example [b n n]; `mask` [b n] of keys,
+    or None; and `skip` [b n d] where all blocks of a stack have the same.
     """
 
     heads: int
@@ -57,7 +57,8 @@ class Block(nn.Module):
         skip = shared.get("skip", skip)
         if skip is not None:
             joined = jnp.concatenate([x, skip], axis=-1)
-            x = nn.Dense(x.shape[-1], kernel_init=layers.xavier, dtype=self.dtype, name="skip")(joined)
+            dense = nn.Dense(x.shape[-1], kernel_init=layers.xavier, dtype=self.dtype, name="skip")
+            x = layers.tap(self, "skip", dense(joined))
         init = nn.initializers.truncated_normal(0.02)
         table = self.param("position_bias", init, (self.offsets + 3, self.heads))
         bias = jnp.moveaxis(table[shared["index"]], -1, -3)
@@ -68,8 +69,9 @@ class Block(nn.Module):
 class MDT(nn.Module):
     """MDTv2, by default XL/2 on 4-channel latents with 1000 classes; `MDT(**mdt.SIZES["S"])` for others.
 
-    `noise_label`, cond, learn_variance and step_embed are as in `DiT`. Tables of positions and biases belong to a grid
-    of tokens: `grid` is its side, or 0 for that of the first input. Of `depth` blocks the last `decoder` decode.
+    `noise_label`, cond, learn_variance, control, step_embed and `semantic` (adaln, cross) are as in `DiT`. Tables of
+    positions and biases belong to a grid of tokens: `grid` is its side, or 0 for that of the first input. Of `depth`
+    blocks the last `decoder` decode.
 
     With deterministic=False and an rng `mask` a share of the tokens is hidden, one share for the whole batch, uniform
     in mask_ratio = (low, high); () makes a network without hiding. mask_buckets = 0 keeps all tokens in place and masks
@@ -89,6 +91,9 @@ class MDT(nn.Module):
     grid: int = 0
     mask_ratio: tuple[float, ...] = (0.3, 0.5)
     mask_buckets: int = 0
+    semantic: str = "adaln"
+    class_tokens: int = 1
+    control: conditioning.Control | None = None
     step_embed: str = ""
     dtype: Dtype = jnp.float32
     remat: bool = False
@@ -98,16 +103,20 @@ class MDT(nn.Module):
     def __call__(
         self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True
     ) -> Float[Array, "b h w k"]:
-        keys = ("label",) * bool(self.num_classes) + ("step",) * bool(self.step_embed)
+        keys = ("label",) * bool(self.num_classes) + ("control",) * bool(self.control)
+        keys += ("step",) * bool(self.step_embed)
         layers.check_inputs("MDT", x, self.channels, self.patch, cond, keys)
         grid = x.shape[1] // self.patch, x.shape[2] // self.patch
         self._check(grid)
         c = dit.embed(self, x, noise_label, cond)
-        tokens = layers.patchify(x, self.patch)
+        tokens = layers.patchify(layers.tap(self, "in", x), self.patch)
         tokens = nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name="patches")(tokens)
-        tokens = start = tokens + self._positions("positions", grid)
+        tokens = start = layers.tap(self, "embedded", tokens + self._positions("positions", grid))
         after = self._positions("decoder_positions", grid)
-        shared = {"c": c, "index": jnp.asarray(relative_index(*grid), jnp.int32), "mask": None}
+        told: Any = c
+        if self.num_classes and self.semantic == "cross":
+            told = c, conditioning.class_tokens(self, x, cond, self.width)
+        shared = {"c": told, "index": jnp.asarray(relative_index(*grid), jnp.int32), "mask": None}
         first = self.is_initializing()
         if first and self.mask_ratio:
             self._side(grid, self._fill(tokens), shared)  # makes their parameters
@@ -117,7 +126,7 @@ class MDT(nn.Module):
             tokens = self._encode(grid, tokens, shared) + after
         tokens = self._stack("decode", self.decoder, grid)(tokens, {**shared, "skip": start})
         out = layers.FinalLayer(self.patch**2 * self.channels * (1 + self.learn_variance), name="final")(tokens, c)
-        return layers.unpatchify(out, self.patch, *x.shape[1:3])
+        return layers.tap(self, "out", layers.unpatchify(out, self.patch, *x.shape[1:3]))
 
     def _encode(self, grid: tuple[int, int], tokens: Array, shared: dict[str, Any]) -> Array:
         half = (self.depth - self.decoder) // 2
@@ -190,6 +199,10 @@ class MDT(nn.Module):
             raise ValueError(
                 f"MDT needs an even number of encoder blocks, depth - decoder, and at least 2, got depth={self.depth}, "
                 f"decoder={self.decoder}"
+            )
+        if self.semantic == "token":
+            raise ValueError(
+                "MDT's tokens have places in a grid, which a class has not: semantic is 'adaln' or 'cross', got 'token'"
             )
         ratio = tuple(self.mask_ratio)
         if ratio and not (len(ratio) == 2 and 0 < ratio[0] <= ratio[1] < 1):

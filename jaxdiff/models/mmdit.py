@@ -1,6 +1,7 @@
 """MMDiT (Esser et al. 2024, Stable Diffusion 3): image and text streams with their own weights and joint attention.
 
-c = E_t(t) + E_p(pooled text);  image tokens = patches W + positions;  text tokens = text W, no positions
+c = E_t(t) [+ E_p(pooled text)] [+ control, see conditioning.py]
+image tokens = patches W + positions;  text tokens = text W, no positions
 block: both streams give q, k, v (each modulated by c, q and k optionally RMS-normalised), attend jointly,
        then each adds its gated projection and its gated MLP, as in DiT
 the last block only reads the text: two modulation vectors, no projection, no MLP
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxdiff.models import dit, layers
+from jaxdiff.models import conditioning, dit, layers
 from jaxdiff.models.layers import Cond, Dtype
 
 SIZES = dit.SIZES
@@ -73,8 +74,10 @@ class MMDiT(nn.Module):
     `noise_label` is 1000 t of rectified flow. cond needs `text` [b l text_dim] and, when pooled_dim > 0,
     `pooled` [b pooled_dim]; `text_mask` [b l] hides padding. position_table = S > 0 keeps an S x S table of
     positions as a constant parameter and crops its centre, as the SD3 checkpoints do; 0 computes positions,
-    resampled by `grid` and `positions` as in `DiT`. step_embed = "zero" or "reference" adds the condition `step` to the
-    modulation.
+    resampled by `grid` and `positions` as in `DiT`.
+    pooled_dim = 0 keeps text out of the modulation, which then hears of it by attention alone. num_classes > 0 makes a
+    network of classes: cond takes `label` instead of text, as `class_tokens` tokens. step_embed = "zero" or "reference"
+    adds the condition `step` to the modulation, `control` that of its name.
     """
 
     channels: int = 4
@@ -85,6 +88,9 @@ class MMDiT(nn.Module):
     mlp_ratio: float = 4.0
     text_dim: int = 2048
     pooled_dim: int = 2048
+    num_classes: int = 0
+    class_tokens: int = 1
+    control: conditioning.Control | None = None
     qk_norm: bool = True
     position_table: int = 0
     grid: int = 0
@@ -99,17 +105,26 @@ class MMDiT(nn.Module):
         self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True
     ) -> Float[Array, "b h w c"]:
         cond = cond or {}
-        keys = ("text", "text_mask") + ("pooled",) * bool(self.pooled_dim) + ("step",) * bool(self.step_embed)
+        keys: tuple[str, ...] = ("text", "text_mask") + ("pooled",) * bool(self.pooled_dim)
+        keys = ("label",) if self.num_classes else keys
+        keys += ("control",) * bool(self.control) + ("step",) * bool(self.step_embed)
         layers.check_inputs("MMDiT", x, self.channels, self.patch, cond, keys)
-        self._check_text(cond)
+        if not self.num_classes:
+            self._check_text(cond)
         _, height, width, _ = x.shape
-        c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(layers.noise_labels(noise_label, x), 256))
-        if self.pooled_dim:
+        times = layers.noise_labels(noise_label, x)
+        c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(times, 256))
+        if self.control:
+            c = c + conditioning.ControlEmbed(self.width, self.control, name="control_embed")(times, cond)
+        if self.pooled_dim and not self.num_classes:
             c = c + layers.EmbedMLP(self.width, name="pooled")(jnp.asarray(cond["pooled"], jnp.float32))
         if self.step_embed:
             c = c + layers.StepEmbed(self.width, self.step_embed, name="step")(x, cond)
         dense = partial(nn.Dense, self.width, kernel_init=layers.xavier, dtype=self.dtype)
-        text = dense(name="text")(jnp.asarray(cond["text"]))
+        if self.num_classes:
+            text = conditioning.class_tokens(self, x, cond, self.width)
+        else:
+            text = dense(name="text")(jnp.asarray(cond["text"]))
         image = dense(name="patches")(layers.patchify(layers.tap(self, "in", x), self.patch))
         positions = self._positions(height // self.patch, width // self.patch)
         image = layers.tap(self, "embedded", image + positions.reshape(-1, self.width).astype(self.dtype))

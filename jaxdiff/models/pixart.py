@@ -1,6 +1,7 @@
 """PixArt-alpha (Chen et al. 2023): a transformer over latent patches with text by cross-attention and adaLN-single.
 
-c = E_t(t) [+ E_s(size, aspect)];  six vectors m = Dense(silu(c)), shared by all blocks;  text = E_y(tokens)
+c = E_t(t) [+ E_s(size, aspect)] [+ control, see conditioning.py];  text = E_y(tokens)
+six vectors m = Dense(silu(c)), shared by all blocks
 block: shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = T + m, with a table T of its own
        x += gate_a Attn(LN(x) (1 + scale_a) + shift_a);  x += Cross(x, text)
        x += gate_m MLP(LN(x) (1 + scale_m) + shift_m)
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxdiff.models import dit, layers
+from jaxdiff.models import conditioning, dit, layers
 from jaxdiff.models.layers import Cond, Dtype
 
 SIZES = dit.SIZES
@@ -41,13 +42,14 @@ class Block(nn.Module):
     def __call__(self, x: Float[Array, "b n d"], shared: dict[str, Any]) -> Float[Array, "b n d"]:
         vectors = _table(self, 6, x.shape[-1]) + shared["vectors"]
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = (vectors[:, i] for i in range(6))
-        h = layers.modulate(x, shift_a, scale_a, self.dtype)
+        h = layers.tap(self, "norm0", layers.modulate(x, shift_a, scale_a, self.dtype))
         h = layers.SelfAttention(self.heads, self.dtype, name="attention")(h)
-        x = x + gate_a[:, None].astype(self.dtype) * h
+        x = layers.tap(self, "res_self", x + gate_a[:, None].astype(self.dtype) * h)
         cross = layers.CrossAttention(self.heads, dtype=self.dtype, name="cross_attention")
-        x = x + cross(x, shared["text"], shared["mask"])
-        h = layers.MLP(self.mlp_ratio, self.dtype, name="mlp")(layers.modulate(x, shift_m, scale_m, self.dtype))
-        return x + gate_m[:, None].astype(self.dtype) * h
+        x = layers.tap(self, "res_cross", x + cross(x, shared["text"], shared["mask"]))
+        h = layers.tap(self, "norm1", layers.modulate(x, shift_m, scale_m, self.dtype))
+        h = layers.MLP(self.mlp_ratio, self.dtype, name="mlp")(h)
+        return layers.tap(self, "out", x + gate_m[:, None].astype(self.dtype) * h)
 
 
 class TextMLP(nn.Module):
@@ -82,7 +84,8 @@ class PixArt(nn.Module):
     stands in where there is no text, or where the mask hides a whole prompt, so null={"text_mask": False} guides and
     drops. Without it the null condition is the empty prompt's embedding. size_embed (the 1024-pixel model) needs
     `control` = {"original_size": [b 2] height and width, "aspect": [b 1] height / width}. learn_variance, grid,
-    positions and step_embed are as in `DiT`; the published 1024-pixel model has grid=32, the others count tokens.
+    positions, control and step_embed are as in `DiT`; the published 1024-pixel model has grid=32, the others count
+    tokens. num_classes > 0 makes a network of classes: cond takes `label` instead of text, as `class_tokens` tokens.
     """
 
     channels: int = 4
@@ -93,6 +96,9 @@ class PixArt(nn.Module):
     mlp_ratio: float = 4.0
     text_dim: int = 4096
     null_tokens: int = 0
+    num_classes: int = 0
+    class_tokens: int = 1
+    control: conditioning.Control | None = None
     size_embed: bool = False
     learn_variance: bool = True
     grid: int = 0
@@ -111,21 +117,27 @@ class PixArt(nn.Module):
         _, height, width, _ = x.shape
         c = self._embed(x, noise_label, cond)
         vectors = jnp.stack(layers.Modulation(6, self.width, small, name="modulation")(c), axis=1)
-        text, mask = self._text(x.shape[0], cond)
-        text = TextMLP(self.width, self.dtype, name="text_mlp")(text)
-        tokens = layers.patchify(x, self.patch)
+        if self.num_classes:
+            text, mask = conditioning.class_tokens(self, x, cond, self.width), None
+        else:
+            text, mask = self._text(x.shape[0], cond)
+            text = TextMLP(self.width, self.dtype, name="text_mlp")(text)
+        tokens = layers.patchify(layers.tap(self, "in", x), self.patch)
         tokens = nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name="patches")(tokens)
         rows, columns = height // self.patch, width // self.patch
         positions = layers.sincos_positions(rows, columns, self.width, self.grid, self.positions)
-        tokens = tokens + jnp.asarray(positions.reshape(-1, self.width), self.dtype)
+        tokens = layers.tap(self, "embedded", tokens + jnp.asarray(positions.reshape(-1, self.width), self.dtype))
         fields = {"heads": self.heads, "mlp_ratio": self.mlp_ratio, "dtype": self.dtype}
         stack = layers.block_stack(Block, self.depth, scan=self.scan, remat=self.remat, **fields)
         tokens = stack(tokens, {"vectors": vectors, "text": text, "mask": mask})
         out = FinalLayer(self.patch**2 * self.channels * (1 + self.learn_variance), name="final")(tokens, c)
-        return layers.unpatchify(out, self.patch, height, width)
+        return layers.tap(self, "out", layers.unpatchify(out, self.patch, height, width))
 
     def _embed(self, x: Array, noise_label: Any, cond: Mapping[str, Any]) -> Float[Array, "b d"]:
-        c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(layers.noise_labels(noise_label, x), 256))
+        times = layers.noise_labels(noise_label, x)
+        c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(times, 256))
+        if self.control:
+            c = c + conditioning.ControlEmbed(self.width, self.control, name="control_embed")(times, cond)
         if self.size_embed:
             parts = []
             for name in CONTROLS:
@@ -157,11 +169,14 @@ class PixArt(nn.Module):
     # ------------------------------------------------------------------------------------------ messages
 
     def _check(self, x: Array, cond: Mapping[str, Any]) -> None:
-        keys = ("text", "text_mask") + ("control",) * self.size_embed + ("step",) * bool(self.step_embed)
+        keys: tuple[str, ...] = ("label",) if self.num_classes else ("text", "text_mask")
+        keys += ("control",) * (self.size_embed or bool(self.control)) + ("step",) * bool(self.step_embed)
         layers.check_inputs("PixArt", x, self.channels, self.patch, cond, keys)
+        conditioning.check_alone("PixArt", self.control, size_embed=self.size_embed)
         if self.size_embed and self.width % 3:
             raise ValueError(f"PixArt with size_embed needs a width that 3 divides, got {self.width}")
-        self._check_text({key: jnp.shape(cond[key]) for key in ("text", "text_mask") if key in cond})
+        if not self.num_classes:
+            self._check_text({key: jnp.shape(cond[key]) for key in ("text", "text_mask") if key in cond})
         if self.size_embed:
             self._check_control(jax.tree.map(jnp.shape, cond.get("control")))
 

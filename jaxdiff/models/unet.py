@@ -21,7 +21,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxdiff.errors import pick
-from jaxdiff.models import layers
+from jaxdiff.models import conditioning, layers
 from jaxdiff.models.layers import Cond, Dtype
 
 
@@ -151,7 +151,8 @@ class UNet(nn.Module):
     """EDM's pixel UNet. The defaults are the unconditional CIFAR-10 network; `resolution` is the one it is named for.
 
     `noise_label` is EDM's c_noise = ln(sigma)/4. cond takes `label` (num_classes = none given) and, when
-    augment_dim > 0, `control` = {"augment": [b, augment_dim]}. step_embed = "zero" or "reference" adds the condition
+    augment_dim > 0, `control` = {"augment": [b, augment_dim]}; the field `control` adds that of conditioning.py to the
+    embedding of the noise label. step_embed = "zero" or "reference" adds the condition
     `step` (SFD-v): an embedding of its own, and in every block an `affine_step` that is zero at the start or not.
     `loop` chooses convolution gradients that are fast inside loops on CPU: see `layers.loop_conv`.
     """
@@ -164,6 +165,7 @@ class UNet(nn.Module):
     attention: tuple[int, ...] = (16,)  # resolutions at which blocks attend
     num_classes: int = 0
     augment_dim: int = 0
+    control: conditioning.Control | None = None
     dropout: float = 0.0
     style: str = "ddpmpp"
     step_embed: str = ""
@@ -176,9 +178,10 @@ class UNet(nn.Module):
         self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True
     ) -> Float[Array, "b h w c"]:
         style = pick(STYLES, self.style, "UNet style")
-        keys = ("label",) * bool(self.num_classes) + ("control",) * bool(self.augment_dim)
+        keys = ("label",) * bool(self.num_classes) + ("control",) * bool(self.augment_dim or self.control)
         keys += ("step",) * bool(self.step_embed)
         layers.check_inputs("UNet", x, self.channels, 2 ** (len(self.multipliers) - 1), cond, keys)
+        conditioning.check_alone("UNet", self.control, augment_dim=self.augment_dim)
         embedding = [self._embed(style, layers.noise_labels(noise_label, x), cond or {})]
         if self.step_embed:
             embedding.append(self._embed_step(style, layers.step_value(x, cond, self.step_embed)))
@@ -214,6 +217,8 @@ class UNet(nn.Module):
             e = e + nn.Dense(features, use_bias=False, kernel_init=nn.initializers.normal(1.0), name="map_label")(
                 onehot
             )
+        if self.control:
+            e = e + conditioning.ControlEmbed(features, self.control, name="control_embed")(noise_label, cond)
         return nn.silu(e)
 
     def _embed_step(self, style: Style, step: Array) -> Array:

@@ -76,7 +76,12 @@ def assign(
               E|eps|^2/d = 1 - 2 g / sqrt(d (2 + 4 s^2)), with g the mean largest of k normals, s the RMS of x0
     """
     pick(dict.fromkeys(KINDS), kind, "noise assignment")
-    _check(x0, eps, labels, groups, sharding, k, 0 if kind == "none" or (kind == "knn" and key is not None) else limit)
+    if x0.shape != eps.shape or not x0.ndim:
+        raise ValueError(f"assign needs x0 and eps of one shape [b, ...], got {x0.shape} and {eps.shape}")
+    if labels is not None and labels.shape != x0.shape[:1]:
+        raise ValueError(f"assign got labels of shape {labels.shape} for {len(x0)} images; give one label per image")
+    alone = kind == "none" or (kind == "knn" and key is not None)  # each image by itself
+    _check(len(x0), groups, 1 if sharding is None else _shards(sharding), k, 0 if alone else limit)
     if kind == "none":
         return eps
     x0 = lax.stop_gradient(x0)
@@ -106,15 +111,20 @@ def coupling(
     k: int = 4,
     limit: int = 4096,
     sharding: NamedSharding | None = None,
+    batch_size: int = 0,
 ) -> Coupling:
     """`assign` as a method takes it, with what a log should tell: images solved at once, distance reduction.
 
-    `groups` = 0 solves once per device of `sharding`; the others are arguments of `assign`.
+    `groups` = 0 solves once per device of `sharding`; given `batch_size`, what cannot be assigned is refused here, not
+    in the first step; the others are arguments of `assign`.
     """
     pick(dict.fromkeys(KINDS), kind, "noise assignment")
     devices = 1 if sharding is None else _shards(sharding)
     groups = groups or devices
     sharding = sharding if devices > 1 else None
+    alone = kind in ("none", "knn")  # each image by itself
+    if batch_size:
+        _check(batch_size, groups, devices, k, 0 if alone else limit)
     options: dict[str, Any] = {"exact": exact, "half": half, "k": k, "limit": limit}
 
     def couple(x0: Array, eps: Array, cond: Any, key: Array) -> tuple[Array, dict[str, Array]]:
@@ -122,7 +132,6 @@ def coupling(
         if within_class and labels is None:
             raise ValueError("noise assigned within_class needs labelled data; leave that option out")
         assigned = assign(x0, eps, kind, groups=groups, labels=labels, sharding=sharding, key=key, **options)
-        alone = kind in ("none", "knn")  # each image by itself
         solved = jnp.float32(1 if alone else len(x0) // groups)
         return assigned, {"assignment_batch": solved, "distance_reduction": distance_reduction(x0, eps, assigned)}
 
@@ -136,26 +145,19 @@ def distance_reduction(x0: Float[Array, "b ..."], eps: Float[Array, "b ..."], as
     mean largest of n normals (less for images that resemble each other).
     """
 
-    def distance(e: Array) -> Array:
-        return jnp.sqrt(jnp.square((x0 - e).astype(jnp.float32)).reshape(len(e), -1).sum(1)).mean()
-
-    return 1 - distance(assigned) / distance(eps)
+    return 1 - jnp.sqrt(_squares(x0, assigned)).mean() / jnp.sqrt(_squares(x0, eps)).mean()
 
 
-def _check(
-    x0: Array, eps: Array, labels: Array | None, groups: int, sharding: NamedSharding | None, k: int, limit: int
-) -> None:
-    if x0.shape != eps.shape or not x0.ndim:
-        raise ValueError(f"assign needs x0 and eps of one shape [b, ...], got {x0.shape} and {eps.shape}")
-    batch = len(x0)
-    if labels is not None and labels.shape != (batch,):
-        raise ValueError(f"assign got labels of shape {labels.shape} for {batch} images; give one label per image")
+def _squares(x0: Float[Array, "b ..."], eps: Float[Array, "b ..."]) -> Float[Array, " b"]:
+    """Squared L2 distances of images and their noises."""
+    return jnp.square((x0 - eps).astype(jnp.float32)).reshape(len(eps), -1).sum(1)
+
+
+def _check(batch: int, groups: int, shards: int, k: int, limit: int) -> None:
     if groups < 1 or batch % groups:
         raise ValueError(f"assign got groups={groups} for a batch of {batch}; take a divisor of the batch")
-    if sharding is not None and groups > 1 and groups % _shards(sharding):
-        raise ValueError(
-            f"assign got groups={groups} on {_shards(sharding)} shards; take 1 or a multiple of the shards"
-        )
+    if groups > 1 and groups % shards:
+        raise ValueError(f"assign got groups={groups} on {shards} shards; take 1 or a multiple of the shards")
     if k < 1:
         raise ValueError(f"assign got k={k}; 'knn' needs at least one noise per image")
     if limit and batch // groups > limit:
@@ -218,13 +220,10 @@ def _within(cost: Float[Array, "b b"], labels: Int[Array, " b"]) -> Float[Array,
 def _nearest_of(x0: Float[Array, "b ..."], eps: Float[Array, "b ..."], key: Array, k: int) -> Float[Array, "b ..."]:
     """The nearest of each image's own noise and k - 1 drawn ones, which are drawn and compared one at a time."""
 
-    def distance(e: Array) -> Float[Array, " b"]:
-        return jnp.square((x0 - e).astype(jnp.float32)).reshape(len(e), -1).sum(1)
-
     def draw(best: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], None]:
         e = jax.random.normal(key, eps.shape, eps.dtype)
-        far = distance(e)
+        far = _squares(x0, e)
         nearer = (far < best[1]).reshape(-1, *[1] * (eps.ndim - 1))
         return (jnp.where(nearer, e, best[0]), jnp.minimum(far, best[1])), None
 
-    return lax.scan(draw, (eps, distance(eps)), jax.random.split(key, k - 1))[0][0] if k > 1 else eps
+    return lax.scan(draw, (eps, _squares(x0, eps)), jax.random.split(key, k - 1))[0][0] if k > 1 else eps

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from jaxdiff.errors import pick
 from jaxdiff.evaluation.lpips import LPIPS
 from jaxdiff.methods import METHODS, Method, ema
 from jaxdiff.methods.sfd import teacher_model
-from jaxdiff.training import decoding, optim, sharding, teachers
+from jaxdiff.training import conditions, decoding, optim, sharding, teachers
 from jaxdiff.training.teachers import Frozen
 
 IMAGELESS = ("blank", "prompts")  # data sources that samples cannot be compared with
@@ -44,10 +45,10 @@ class Job(NamedTuple):
 
     @property
     def nfe(self) -> int:
-        """Network evaluations per sample; guidance doubles them."""
+        """Network evaluations per sample; guidance doubles them, or makes them threefold with a scale of control."""
         c = self.config.sample
         once = self.solver.nfe(c.steps, c.afs, c.to_zero)
-        return once * (2 if c.guidance != 1.0 and self.null else 1)
+        return once * (3 if c.control_guidance != 1.0 else 2 if c.guidance != 1.0 and self.null else 1)
 
 
 def build(config: ConfigDict, devices: Any = None) -> Job:
@@ -70,9 +71,13 @@ def build(config: ConfigDict, devices: Any = None) -> Job:
     model = build_model(config, dataset)
     if not getattr(model, "num_classes", 0):
         dataset = unlabelled(dataset)
-    null: Cond = {"label": model.num_classes} if getattr(model, "num_classes", 0) else dict(dataset.null) or None
+    dataset = conditions.with_controls(config, model, dataset)
+    pad = conditions.padding_of(config, dataset)
+    null = conditions.null_of(config, model, dataset, pad)
     solver = solvers.make(config.sample.solver, **_options(config.sample.options))
     method, frozen = pick(BUILDERS, config.method.name, "method")(config, model, dataset, null, solver, mesh)
+    if pad is not None:
+        method = conditions.padded(method, pad)
     return Job(config, dataset, mesh, model, method, null, solver, frozen, decoding.decoder(config, dataset))
 
 
@@ -113,9 +118,14 @@ def captioned(config: ConfigDict, dataset: Dataset) -> Dataset:
 def build_model(config: ConfigDict, dataset: Dataset) -> Any:
     """The network; classes and channels follow the data unless the config says otherwise."""
     fields = _options(config.model.fields)
+    if fields.get("control") is not None:
+        convention = {"time": config.denoiser.kind, "sigma_data": config.denoiser.sigma_data}
+        fields["control"] = {**convention, **_options(fields["control"])}
     dtype = pick(DTYPES, config.model.dtype, "model.dtype")
     kind = pick(models.MODELS, config.model.name, "model")
-    follow = {"channels": dataset.image_shape[-1], "num_classes": dataset.num_classes, "dtype": dtype}
+    texts = "text" in dataset.null and "text_dim" in kind.__dataclass_fields__  # then classes are left to the texts
+    classes = 0 if texts else dataset.num_classes
+    follow = {"channels": dataset.image_shape[-1], "num_classes": classes, "dtype": dtype}
     known = {name: value for name, value in follow.items() if name in kind.__dataclass_fields__}
     if "text" in dataset.null and "text_dim" in kind.__dataclass_fields__:
         known["text_dim"] = dataset.null["text"].shape[-1]
@@ -172,19 +182,23 @@ def build_weight(config: ConfigDict) -> noise.Weight:
 
 
 def build_coupling(config: ConfigDict, dataset: Dataset, mesh: Mesh) -> noise.Coupling | None:
-    """How the noises of a batch are paired with its images; tried on shapes, so that what cannot be is found here."""
+    """How the noises of a batch are paired with its images; what cannot be paired is refused here."""
     if config.noise.assignment == "none":
         return None
     options = _options(config.noise.assignment_options)
-    try:
-        couple = noise.coupling(config.noise.assignment, sharding=NamedSharding(mesh, sharding.BATCH), **options)
-    except TypeError:
-        known = ", ".join(["groups", "within_class", "exact", "half", "k", "limit"])
-        raise ValueError(f"noise.assignment_options may hold {known}; got {', '.join(options)}") from None
-    x = jax.ShapeDtypeStruct((config.data.batch_size, *dataset.image_shape), jnp.float32)
-    cond = {"label": jax.ShapeDtypeStruct(x.shape[:1], jnp.int32)} if dataset.num_classes else None
-    jax.eval_shape(couple, x, x, cond, jax.random.key(0))
-    return couple
+    given: dict[str, Any] = {
+        "kind": config.noise.assignment,
+        "sharding": NamedSharding(mesh, sharding.BATCH),
+        "batch_size": config.data.batch_size,
+    }
+    known = [name for name in signature(noise.coupling).parameters if name not in given]
+    if unknown := sorted(set(options) - set(known)):
+        raise ValueError(f"noise.assignment_options may hold {', '.join(known)}; got {', '.join(unknown)}")
+    if options.get("within_class") and not dataset.num_classes:
+        raise ValueError(
+            "noise assigned within_class needs labelled data; leave that option out of noise.assignment_options"
+        )
+    return noise.coupling(**given, **options)
 
 
 def build_grid(config: ConfigDict) -> Callable[[int], Any]:
@@ -203,8 +217,8 @@ def build_sampler(config: ConfigDict, null: Cond, solver: solvers.Solver) -> Cal
     sigmas = build_grid(config)(c.steps)
 
     def sampler(denoise: Denoiser, unit: Array, cond: Cond = None, key: Array | None = None) -> Array:
-        if c.guidance != 1.0 and null:
-            denoise = denoisers.guided(denoise, c.guidance, null)
+        if null and (c.guidance != 1.0 or c.control_guidance != 1.0):
+            denoise = denoisers.guided(denoise, c.guidance, null, control_scale=c.control_guidance)
         start = sigmas[0] * unit
         return solvers.solve(denoise, start, sigmas, solver, cond, afs=c.afs, key=key, to_zero=c.to_zero)
 
@@ -244,6 +258,7 @@ def _denoise(
         decay=ema.make(config.ema.kind, **_options(config.ema.options)),
         null=null,
         drop=config.cond.drop if null else 0.0,
+        control_drop=config.cond.control_drop,
         couple=build_coupling(config, dataset, mesh),
         parts=config.optim.accumulate,
     )

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdiff import evaluation
 from jaxdiff.evaluation import Protocol
+from jaxdiff.models import conditioning
 from jaxdiff.training.build import IMAGELESS, Job, reference_data
 from jaxdiff.training.sharding import BATCH
 
@@ -34,6 +35,15 @@ def conditions(job: Job, seed: Any, index: Any, labels: str | int = "random") ->
     if not 0 <= int(labels) <= classes:
         raise ValueError(f"a label must be in 0..{classes - 1} (or {classes} for none), got {labels}")
     return {"label": jnp.full(index.shape, int(labels), jnp.int32)}
+
+
+def controls(job: Job, count: int) -> dict[str, Any]:
+    """What the config says of `count` samples to a model that takes control."""
+    control = getattr(job.model, "control", None)
+    if control is None:
+        return {}
+    values = conditioning.default_control(control, job.dataset.image_shape, **job.config.sample.control)
+    return {"control": {key: jnp.tile(value, (count, 1)) for key, value in values.items()}}
 
 
 def _key(seed: Any, index: Any, purpose: int) -> jax.Array:
@@ -63,7 +73,7 @@ def _program(
     def run(state: Any, seed: Any, index: Any, texts: Any) -> tuple[Any, Any]:
         shape = job.dataset.image_shape
         unit = jax.vmap(lambda i: jax.random.normal(_key(seed, i, 0), shape))(index)
-        cond = {**(conditions(job, seed, index, labels) or {}), **texts} or None
+        cond = {**(conditions(job, seed, index, labels) or {}), **controls(job, len(index)), **texts} or None
         return make(state, unit, cond, seed, index), (cond or {}).get("label")
 
     everywhere, along = NamedSharding(job.mesh, PartitionSpec()), NamedSharding(job.mesh, BATCH)

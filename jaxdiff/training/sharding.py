@@ -42,11 +42,26 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Any = Non
     if bad or (len(devices) % known if free else known != len(devices)):
         raise ValueError(
             f"a mesh of {sizes} does not fit {len(devices)} devices: the product must be {len(devices)}, "
-            "and at most one size may be -1 (all that is left)"
+            "and at most one size may be -1 (all that is left); the nearest that fits is "
+            f"{_nearest(sizes, len(devices))}"
         )
     if free:
         sizes[free[0]] = len(devices) // known
     return Mesh(np.asarray(devices).reshape(tuple(sizes.values())), AXES)
+
+
+def _nearest(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+    """The mesh of `count` devices with the smallest ratios to the sizes asked for; one that is not positive is free."""
+    divisors = [n for n in range(1, count + 1) if count % n == 0]
+    found: list[tuple[int, ...]] = [
+        (a, b, count // (a * b)) for a in divisors for b in divisors if count % (a * b) == 0
+    ]
+
+    def distance(mesh: tuple[int, ...]) -> float:
+        return sum(abs(math.log(n / size)) for n, size in zip(mesh, sizes.values(), strict=True) if size > 0)
+
+    best = min(found, key=distance)
+    return dict(zip(sizes, best, strict=True))
 
 
 def check_batch(batch_size: int, mesh: Mesh, parts: int = 1) -> None:
@@ -69,9 +84,10 @@ def spec_of(name: str, shape: tuple[int, ...], mesh: Mesh, min_size: int = 2**14
             if shape[axis] % tensor and "opt_state" in name:
                 continue  # factored moments have axes of their own
             if shape[axis] % tensor:
+                near = max(n for n in range(1, tensor) if shape[axis] % n == 0 and tensor % n == 0)
                 raise ValueError(
                     f"{name} has {shape[axis]} heads or units along the tensor axis, which {tensor} devices "
-                    f"do not divide; choose mesh.tensor among the divisors of {shape[axis]}"
+                    f"do not divide; choose mesh.tensor among the divisors of {shape[axis]}, for example {near}"
                 )
             axes[axis] = "tensor"
             break

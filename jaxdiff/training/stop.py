@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import jax
 from jax.experimental import multihost_utils
 
+from jaxdiff.training.distributed import RETRY
+
 T = TypeVar("T")
 
 
@@ -68,7 +70,7 @@ class Stop:
             if self.signal is not None and jax.process_count() == 1:
                 print(f"{self.signal} during {what}: nothing new to save, stopping", flush=True)
                 sys.stdout.flush()
-                os._exit(0)  # the compiler cannot be interrupted, and no state has changed
+                os._exit(RETRY)  # the compiler cannot be interrupted, and no state has changed
         if failure:
             raise failure[0]
         return result[0]

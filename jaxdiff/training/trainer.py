@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from jaxdiff import evaluation
 from jaxdiff.data import prefetch
-from jaxdiff.training import export, teachers, transfer
+from jaxdiff.training import distributed, export, teachers, transfer
 from jaxdiff.training.build import Job, build
 from jaxdiff.training.checkpoint import Checkpoints
 from jaxdiff.training.curriculum import stages
@@ -60,6 +60,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, quiet: bool = False
     if config.curriculum:
         return train_stages(config, Path(workdir), quiet=quiet, devices=devices)
     job = build(config, devices)
+    distributed.agree(config.to_dict())
     declared, shardings = declare(job)
     frozen = read_frozen(job, Path(workdir) / "checkpoints")
     root = prepare(workdir, config)
@@ -171,6 +172,13 @@ def _given(job: Job, source: Path) -> dict[str, Any]:
     """The parameters of `train.init_from` by name."""
     kind = job.config.train.init_kind
     return export.read_average(source) if kind == "run" else by_name(teachers.read_public(source, kind, job.model)[1])
+
+
+def given(job: Job, source: Path, kind: str, declared: Any) -> Any:
+    """The parameters of a run or of public weights: `train.init_from` and `train.init_kind`."""
+    if kind == "run":
+        return export.read(source, jax.eval_shape(job.method.export, declared)).ema
+    return teachers.public(source, kind, job.model, declared.params)
 
 
 def newest(workdir: Path, declared: Any) -> Any:

@@ -13,12 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdiff import denoisers, features, models
 from jaxdiff.features import costs
-from jaxdiff.models import DiT, LatentUNet, MMDiT, UNet, latent_unet, layers
+from jaxdiff.models import MDT, DiT, LatentUNet, MMDiT, PixArt, UNet, latent_unet, layers
 from jaxdiff.weights import sd_unet
 
 LATENT = LatentUNet(width=8, multipliers=(2,), blocks=1, depths=(1,), heads=2, groups=4, text_dim=6)
 PIXEL = UNet(resolution=8, width=8, multipliers=(1,), blocks=1, attention=())
 TRANSFORMER = DiT(depth=4, width=16, heads=2, num_classes=3, learn_variance=False)
+MASKED = MDT(depth=3, width=16, heads=2, decoder=1, num_classes=3, learn_variance=False)
+PROMPTED = PixArt(depth=2, width=16, heads=2, text_dim=6, learn_variance=False)
 JOINT = MMDiT(depth=3, width=16, heads=2, text_dim=6, pooled_dim=5)
 TEXT = {"text": jax.random.normal(jax.random.key(7), (2, 5, 6))}
 MASK = {"text_mask": jnp.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])}
@@ -26,6 +28,8 @@ CASES = {
     "latent": (LATENT, 4, {**TEXT, **MASK}),
     "pixel": (PIXEL, 3, None),
     "dit": (TRANSFORMER, 4, {"label": jnp.array([0, 2])}),
+    "mdt": (MASKED, 4, {"label": jnp.array([0, 2])}),
+    "pixart": (PROMPTED, 4, {**TEXT, **MASK}),
     "mmdit": (JOINT, 4, {**TEXT, **MASK, "pooled": jnp.ones((2, 5))}),
 }
 SIGMA = jnp.array([0.3, 0.7])
@@ -48,7 +52,7 @@ def everything(name):
 
     def run(params):
         taps = features.capture(model, params, x, SIGMA, cond, ["**", "**/map"])
-        return taps, denoiser(model, params)(x, SIGMA, cond) if name in ("dit", "mmdit") else None
+        return taps, denoiser(model, params)(x, SIGMA, cond) if name not in ("latent", "pixel") else None
 
     return model, params, x, cond, *jax.jit(run)(params)
 
@@ -91,6 +95,11 @@ def test_kinds_stages_and_grids():
     assert not [tap.name for t in (table, pixel) for tap in t.values() if "other" in (tap.kind, tap.stage)]
     assert joint["blocks_0/text/q"].grid is None and joint["blocks_0/image/q"].grid == (4, 8)
     stages = [pixel[name].stage for name in ("enc_4x4_joined", "dec_4x4_in0/attention/q", "dec_8x8_up/out")]
+    masked, prompted = table_of("mdt"), table_of("pixart")
+    outputs = [(tap.name, tap.stage) for tap in masked.values() if tap.kind == "block_out"]
+    assert outputs == [(f"{name}_0/dit/out", "blocks") for name in ("encode_in", "encode_out", "decode")]
+    assert [tap.name for tap in masked.values() if tap.kind == "skip"] == ["encode_out_0/skip", "decode_0/skip"]
+    assert prompted["blocks_1/cross_attention/k"].grid is None and prompted["blocks_1/res_cross"].grid == (4, 8)
     assert stages == ["down", "mid", "up"] and pixel["dec_4x4_in0/attention/q"].kind == "self_q"
 
 
@@ -217,6 +226,16 @@ def test_taps_of_the_other_networks_add_up():
     attend(close, tap, "dec_8x8_in0/attention", params["dec_8x8_in0"]["out"])
     _, params, _, _, taps, _ = everything("dit")
     attend(close, tap, "blocks_2/attention", params["blocks_2"]["attention"]["out"])
+    _, params, _, _, taps, _ = everything("mdt")
+    attend(close, tap, "decode_0/dit/attention", params["decode_0"]["dit"]["attention"]["out"])  # its map has the bias
+    dense = params["decode_0"]["skip"]
+    before = tap("encode_out_0/dit/out") + np.asarray(params["decoder_positions"]).reshape(32, 16)
+    joined = np.concatenate([before, tap("embedded")], -1) @ np.asarray(dense["kernel"]) + np.asarray(dense["bias"])
+    close(tap("decode_0/skip"), joined)
+    _, params, _, _, taps, _ = everything("pixart")
+    close(tap("blocks_1/res_cross") - tap("blocks_1/res_self"), tap("blocks_1/cross_attention/out"))
+    attend(close, tap, "blocks_1/cross_attention", params["blocks_1"]["cross_attention"]["out"])
+    assert (tap("blocks_1/cross_attention/map")[0, :, :, 3:] == 0).all()
     _, params, _, _, taps, _ = everything("mmdit")
     joint = tap("blocks_1/joint/map")
     n = taps["blocks_1/image/q"].shape[1]
@@ -228,7 +247,7 @@ def test_taps_of_the_other_networks_add_up():
     assert (joint[0, :, :, n + 3 :] == 0).all() and (joint[1, :, :, n + 3 :] > 0).all()
 
 
-@pytest.mark.parametrize("name", ["dit", "mmdit"])
+@pytest.mark.parametrize("name", ["dit", "mdt", "pixart", "mmdit"])
 def test_in_and_out_are_what_the_wrapper_gives_and_takes(name):
     model, _, x, _, taps, denoised = everything(name)
     given = {}
@@ -250,11 +269,15 @@ def test_a_selection_has_the_values_of_all():
         np.testing.assert_allclose(value, taps[name], rtol=0, atol=1e-5 * jnp.abs(taps[name]).max())
 
 
-@pytest.mark.parametrize(("name", "place"), [("dit", "blocks_1/out"), ("mmdit", "blocks_1/image/out")])
+@pytest.mark.parametrize(
+    ("name", "place"), [("dit", "blocks_1/out"), ("mdt", "encode_out_0/dit/out"), ("mmdit", "blocks_1/image/out")]
+)
 def test_scanned_and_rematerialised_networks_have_the_same_taps(name, place):
     model, params, x, cond, taps, _ = everything(name)
     scanned = model.clone(scan=True, remat=True)
-    stacked = layers.stack_blocks(params, sum(key.startswith("blocks_") for key in params))
+    stacked = params
+    for stack in {key.removesuffix("_0") for key in params if key.endswith("_0")}:
+        stacked = layers.stack_blocks(stacked, sum(key.startswith(f"{stack}_") for key in params), stack)
     value = jax.jit(lambda p: features.capture(scanned, p, x, SIGMA, cond, place))(stacked)[place]
     np.testing.assert_allclose(value, taps[place], rtol=0, atol=1e-5)
     assert features.catalog(scanned, x, cond) == table_of(name)
@@ -276,7 +299,7 @@ def forward(model, x, cond, **kwargs):
     return forward
 
 
-@pytest.mark.parametrize("name", [pytest.param("latent", marks=pytest.mark.slow), "pixel", "dit", "mmdit"])
+@pytest.mark.parametrize("name", [pytest.param("latent", marks=pytest.mark.slow), *list(CASES)[1:]])
 def test_taps_leave_no_trace_in_the_program(name, monkeypatch):
     model, params, x, cond = make(name)
     tapped = jax.jit(forward(model, x, cond)).lower(params).as_text()

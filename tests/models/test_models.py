@@ -159,7 +159,7 @@ def test_bfloat16_compute_stays_close_and_returns_float32(name):
     assert 0 < jnp.abs(half - full).max() < 0.06 * jnp.abs(full).max()
 
 
-@pytest.mark.parametrize("name", ["ncsnpp", "dit"])
+@pytest.mark.parametrize("name", [pytest.param("ncsnpp", marks=pytest.mark.slow), "dit"])
 def test_remat_changes_memory_not_values(name):
     model, params, x, cond = make(name)
     loss = lambda model: jax.jit(jax.grad(lambda p: jnp.square(models.network(model, p)(x, jnp.ones(2), cond)).sum()))  # noqa: E731
@@ -183,7 +183,8 @@ def test_scanned_blocks_equal_unrolled_ones(name, remat):
 def test_a_missing_label_is_the_null_label(name):
     model, params, x, _ = make(name)
     apply = jax.jit(models.network(model, params))
-    np.testing.assert_array_equal(apply(x, jnp.ones(2)), apply(x, jnp.ones(2), {"label": jnp.full(2, 5)}))
+    none, null = apply(x, jnp.ones(2)), apply(x, jnp.ones(2), {"label": jnp.full(2, 5)})
+    np.testing.assert_allclose(none, null, atol=3e-6)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -235,6 +235,25 @@ def test_conditions_are_dropped_at_their_rate_and_independently():
     assert out["label"].dtype == cond["label"].dtype
 
 
+def test_control_is_dropped_apart_and_a_text_with_all_that_belongs_to_it():
+    n, rates = 20_000, (0.3, 0.1)
+    control = {"flip": jnp.ones((n, 1)), "crop": jnp.ones((n, 2))}
+    texts = {"text": jnp.ones((n, 3, 2)), "text_mask": jnp.ones((n, 3), bool), "pooled": jnp.ones((n, 2))}
+    null = {"text": 0.0, "text_mask": False, "pooled": 0.0, "control": -1.0}
+    cond = {**texts, "control": control}
+    out = jax.jit(lambda key: drop_conditions(key, cond, null, *rates))(jax.random.key(0))
+    gone = {name: (np.asarray(out[name]) == 0).reshape(n, -1) for name in texts}
+    gone |= {name: np.asarray(out["control"][name] == -1) for name in control}
+    assert all((rows.all(1) == rows.any(1)).all() for rows in gone.values())
+    gone = {name: rows.all(1) for name, rows in gone.items()}
+    assert all((gone[name] == gone["text"]).all() for name in texts) and (gone["flip"] == gone["crop"]).all()
+    for found, rate in [(gone["text"], 0.3), (gone["flip"], 0.1), (gone["text"] & gone["flip"], 0.03)]:
+        assert abs(found.mean() - rate) < 4 * np.sqrt(rate * (1 - rate) / n)
+    kept = drop_conditions(jax.random.key(0), cond, null, 0.0, 0.1)
+    np.testing.assert_array_equal(kept["control"]["flip"], out["control"]["flip"])  # its draw is its own
+    np.testing.assert_array_equal(kept["text"], cond["text"])
+
+
 def test_nothing_is_dropped_without_a_probability_or_a_null_value():
     cond = {"label": jnp.arange(5)}
     np.testing.assert_array_equal(drop_conditions(jax.random.key(0), cond, {"label": 9}, 0.0)["label"], cond["label"])
@@ -243,7 +262,15 @@ def test_nothing_is_dropped_without_a_probability_or_a_null_value():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"drop": 0.1}, r"drop=0.1 needs null values"), ({"drop": -0.1, "null": {"label": 5}}, r"in \[0, 1\), got -0.1")],
+    [
+        ({"drop": 0.1}, r"drop=0.1 needs null values"),
+        ({"drop": -0.1, "null": {"label": 5}}, r"in \[0, 1\), got -0.1"),
+        (
+            {"control_drop": 0.1, "null": {"label": 5}},
+            r"control_drop=0.1 needs null=\{'control': conditioning.UNKNOWN\}",
+        ),
+        ({"control_drop": 1.0, "null": {"control": -1.0}}, r"control_drop is a probability in \[0, 1\), got 1.0"),
+    ],
 )
 def test_wrong_dropping(options, message):
     with pytest.raises(ValueError, match=message):

@@ -1,6 +1,5 @@
 """Programs compiled ahead of time for a TPU topology, with the TPU's compiler and no TPU."""
 
-import os
 import re
 from functools import partial
 
@@ -8,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdiff.noise import assign
@@ -17,14 +15,8 @@ pytest.importorskip("libtpu", reason="the TPU's compiler is not installed on thi
 
 
 @pytest.fixture(scope="module")
-def mesh():
-    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # the other workers of this test run
-    devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
-    jax.config.update("jax_enable_compilation_cache", False)  # a cached program cannot be loaded without its device
-    compilation_cache.reset_cache()
-    yield Mesh(devices, ("data",))
-    jax.config.update("jax_enable_compilation_cache", True)
-    compilation_cache.reset_cache()
+def mesh(tpu_compiler):
+    return Mesh(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices, ("data",))
 
 
 @pytest.mark.parametrize(("groups", "gathers"), [(1, 1), (4, 0)], ids=["global", "per device"])

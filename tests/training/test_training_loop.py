@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 from training_runs import (
-    METHODS,
     PICTURES,
     POINTS,
     assert_close,
     config_of,
     lines,
     losses,
+    methods,
     points_of,
     saved_state,
     saved_steps,
@@ -33,7 +33,7 @@ def train(changes, workdir, base=POINTS):
     return trainer.train(config_of(base, changes), workdir, quiet=True, devices=ONE)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@methods("consistency")
 def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, method):
     changes = {"data.batch_size": 16, "train.steps": 4}
     whole = train(changes, tmp_path / "1", points_of(method))
@@ -45,7 +45,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, method):
     np.testing.assert_allclose(norms[0], norms[1], rtol=1e-4)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@methods("consistency", "sfd")
 def test_nothing_is_traced_or_compiled_after_the_first_round(tmp_path, monkeypatch, count_traces, method):
     """The step, the sampler of evaluations and that of grids: once each; from the second evaluation on nothing at all."""
     counted, compiled, seen = {}, [], []
@@ -110,7 +110,7 @@ def test_a_non_finite_step_stops_the_run_and_is_named(tmp_path, monkeypatch, log
     assert_saved_is_finite(tmp_path)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@methods("consistency", "sfd")
 def test_a_learning_rate_that_explodes_names_an_array_and_saves_nothing_bad(tmp_path, method):
     changes = {"optim.learning_rate": 1e30, "optim.clip": 0.0, "optim.warmup_images": 0}
     with pytest.raises(

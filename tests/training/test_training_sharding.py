@@ -11,12 +11,14 @@ from training_runs import (
     assert_same_bits,
     config_of,
     losses,
+    methods,
     pictures_of,
     points_of,
     saved_state,
 )
 
 from jaxdiff import models
+from jaxdiff.models.conditioning import Control
 from jaxdiff.training import build, sample, train, trainer
 from jaxdiff.training.sharding import bytes_per_device, global_batch, make_mesh, spec_of, state_shardings
 from jaxdiff.trees import path_name
@@ -147,6 +149,7 @@ def test_rules_place_heads_and_widths_over_tensor_and_the_largest_axis_over_fsdp
 TEXT = {"text": jax.ShapeDtypeStruct((1, 5, 10), np.float32)}
 SPLIT = {  # models of 2 heads and 24 channels (MLPs of 96), with a condition to initialise them
     "dit": (models.DiT(depth=1, width=24, heads=2), None),
+    "dit_cross": (models.DiT(depth=1, width=24, heads=2, semantic="cross", control=Control("ddpm")), None),
     "mdt": (models.MDT(depth=4, width=24, heads=2, decoder=2), None),
     "pixart": (models.PixArt(depth=1, width=24, heads=2, text_dim=10), TEXT),
     "mmdit": (models.MMDiT(depth=2, width=24, heads=2, text_dim=10, pooled_dim=0), TEXT),
@@ -211,7 +214,7 @@ def test_bytes_per_device_count_what_one_device_holds():
     assert bytes_per_device(declared) < 0.4 * sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@methods("consistency", "sfd")
 def test_devices_share_the_work(method):
     """Also where a method draws its own examples: the program of one of eight devices computes far less than of one."""
 

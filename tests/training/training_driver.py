@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 
 ORDER = json.loads(sys.argv[1])
-if "process" in ORDER:
-    import jax
+from jaxdiff.training import distributed  # noqa: E402
 
-    jax.distributed.initialize(f"127.0.0.1:{ORDER['port']}", 2, ORDER["process"])
+if "process" in ORDER:
+    distributed.connect(f"127.0.0.1:{ORDER['port']}", 2, ORDER["process"], timeout=100, silence=20)
 
 from training_runs import config_of, pictures_of, points_of  # noqa: E402
 
@@ -104,6 +104,8 @@ if MOMENT == "compile":
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit fails, as on a full disk, instead of killing
 sys.addaudithook(watch)
 base = (pictures_of if ORDER.get("pictures") else points_of)(ORDER.get("method", "denoise"))
-result = trainer.train(config_of(base, ORDER.get("changes")), WORKDIR)
+with distributed.together():
+    result = trainer.train(config_of(base, ORDER.get("changes")), WORKDIR)
 say(f"RETURNED step {result.step}, stopped {result.stopped}")
 say(f"FOREIGN {sorted({'torch', 'tensorflow', 'keras'} & set(sys.modules))}")
+sys.exit(distributed.RETRY if result.stopped else 0)

@@ -1,12 +1,16 @@
-"""Small runs for the tests of the trainer: configs, their checkpoints and their logs."""
+"""Small runs for the tests of the trainer: configs, processes, their checkpoints and their logs."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from jaxdiff.configs import default
 from jaxdiff.training import build
@@ -60,7 +64,7 @@ SFD = {
 }
 EMD = {
     "method.name": "emd",
-    "emd.steps": 3,
+    "emd.steps": 2,
     "emd.step_z": 0.01,
     "emd.score_updates": 2,
     "sample.solver": "euler",
@@ -87,6 +91,12 @@ METHODS = {
     "emd": {"points": {**EMD, "teacher.kind": "analytic"}, "pictures": {**EMD, "teacher.kind": "fresh"}},
     "sfd": {"points": {**SFD, "teacher.kind": "analytic"}, "pictures": {**SFD, "teacher.kind": "fresh"}},
 }
+
+
+def methods(*slow: str) -> Any:
+    """A parameter `method` over all of them, some only with -m slow."""
+    marks = {name: [pytest.mark.slow] * (name in slow) for name in METHODS}
+    return pytest.mark.parametrize("method", [pytest.param(name, marks=marks[name]) for name in METHODS])
 
 
 def points_of(method: str) -> dict[str, Any]:
@@ -149,3 +159,39 @@ def assert_close(one: Any, other: Any, tolerance: float) -> None:
     assert jax.tree.structure(one) == jax.tree.structure(other)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), 0, tolerance, err_msg=jax.tree_util.keystr(path))
+
+
+# ------------------------------------------------------------------------------------ processes
+
+
+def start(workdir, environment=None, **order):
+    """The driver as a process, in the surroundings a user would have: without the settings of the tests."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUMPY_DTYPE_PROMOTION")}
+    environment = {**kept, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", **(environment or {})}
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("training_driver.py")),
+        json.dumps({"workdir": str(workdir), **order}),
+    ]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    """Exit code, and what the process said (from now on) on stdout and on stderr."""
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def run(workdir, **order):
+    return finish(start(workdir, **order))
+
+
+def wait_for(process, text):
+    """Read stdout up to the line that starts with the text."""
+    for line in process.stdout:
+        if line.startswith(text):
+            return
+    raise AssertionError(f"the process ended without saying {text!r}: {process.stderr.read()}")

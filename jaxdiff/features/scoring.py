@@ -1,0 +1,59 @@
+"""Scores of many activations at one noise level: what a linear probe reads off them, and how much noise is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from jaxdiff.features import store
+from jaxdiff.features.capture import Wrapper, noise
+from jaxdiff.features.probes import linear_probe
+from jaxdiff.features.statistics import noise_leak, noise_to_signal
+
+
+class Subject(NamedTuple):
+    """A network to look into. `null` is the condition that says nothing, {name: value of one image}."""
+
+    model: nn.Module
+    params: Any
+    wrapper: Wrapper | None = None
+    null: Mapping[str, Any] = {}
+    sharding: Any = None  # of batches of images
+
+    def stream(self, batches: Any, sigma: float, *, seed: int = 0, **options: Any) -> Iterator[store.Rows]:
+        """`store.stream` of image batches under the null condition."""
+        rows = ({"image": images, **_repeated(self.null, len(images))} for images in batches)
+        options = {"wrapper": self.wrapper, "sharding": self.sharding, "conditions": tuple(self.null), **options}
+        return store.stream(self.model, self.params, rows, seed, sigma, **options)
+
+    def collect(self, images: Any, names: Sequence[str], sigma: float, batch: int = 64, **options: Any) -> store.Rows:
+        """Features of images in memory, {name: [n h w c]}, or [n e h w c] with average=False."""
+        batches = (images[i : i + batch] for i in range(0, len(images), batch))
+        rows = list(self.stream(batches, sigma, select=tuple(names), **options))
+        return {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
+
+
+def _repeated(null: Mapping[str, Any], count: int) -> dict[str, Any]:
+    return {name: np.broadcast_to(value, (count, *np.shape(value))) for name, value in null.items()}
+
+
+def probe(
+    subject: Subject, images: Any, labels: Any, names: Sequence[str], sigma: float, side: int = 2, **options: Any
+) -> dict[str, float]:
+    """Accuracy on every second image of a linear probe fitted to the others, from features pooled to side x side."""
+    found = subject.collect(images, names, sigma, side=side, **options)
+    return {name: linear_probe((f[::2], labels[::2]), (f[1::2], labels[1::2]))[0] for name, f in found.items()}
+
+
+def noise_in(
+    subject: Subject, images: Any, names: Sequence[str], sigma: float, draws: int = 4, seed: int = 0, **options: Any
+) -> dict[str, dict[str, float]]:
+    """Noise-to-signal ratio and noise leak of each activation: {name: {"nsr": ..., "leak": ...}}, for `Filter`."""
+    found = subject.collect(images, names, sigma, draws=draws, average=False, seed=seed, **options)
+    index = jnp.arange(len(images))
+    eps = np.stack([noise(seed, index, np.shape(images)[1:], draw) for draw in range(draws)], 1)
+    return {name: {"nsr": noise_to_signal(f), "leak": noise_leak(f, eps)} for name, f in found.items()}

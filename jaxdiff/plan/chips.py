@@ -1,0 +1,65 @@
+"""What the makers publish of their chips, and the least time a step can take on them (roofline).
+
+`hbm` of a TPU is what its compiler leaves to a program (libtpu 0.0.51 names it when a program does not fit), a little
+less than the published 16, 32, 95 and 32 GB. `link` is what one chip sends to others at once, all its links together.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from jaxdiff.errors import pick
+
+GIB = 2**30
+
+
+class Chip(NamedTuple):
+    """Peak bfloat16 FLOP/s, memory in bytes and bytes/s, links in bytes/s, and who says so."""
+
+    flops: float
+    hbm: float
+    bandwidth: float
+    link: float
+    source: str
+
+    def times(self, flops: float, traffic: float, sent: float) -> dict[str, float]:
+        """Seconds of a chip's arithmetic, memory traffic and communication, each if it were alone."""
+        return {"compute": flops / self.flops, "memory": traffic / self.bandwidth, "links": sent / self.link}
+
+
+CHIPS = {
+    "v4": Chip(275e12, 30.75 * GIB, 1228e9, 300e9, "cloud.google.com/tpu/docs/v4"),
+    "v5e": Chip(197e12, 15.75 * GIB, 819e9, 200e9, "cloud.google.com/tpu/docs/v5e"),
+    "v5p": Chip(459e12, 95.73 * GIB, 2765e9, 600e9, "cloud.google.com/tpu/docs/v5p"),
+    "v6e": Chip(918e12, 31.24 * GIB, 1600e9, 400e9, "cloud.google.com/tpu/docs/v6e"),
+    "a100": Chip(312e12, 80e9, 2039e9, 300e9, "NVIDIA A100 80GB SXM data sheet"),
+    "h100": Chip(989e12, 80e9, 3350e9, 450e9, "NVIDIA H100 SXM data sheet"),
+}
+TPUS = ("v4", "v5e", "v5p", "v6e")
+
+
+class Topology(NamedTuple):
+    """A machine by name: `v5e:4x4` is 16 chips of one pod slice, `h100:8` eight GPUs."""
+
+    name: str
+    kind: str
+    chips: int
+
+    @property
+    def chip(self) -> Chip:
+        return CHIPS[self.kind]
+
+    @property
+    def tpu(self) -> bool:
+        return self.kind in TPUS
+
+
+def topology(name: str) -> Topology:
+    """The machine of a name such as v5e:16x16, v5p:2x2x4 or h100:8."""
+    kind, _, shape = name.partition(":")
+    pick(CHIPS, kind, "chip")
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+        raise ValueError(f"a topology is CHIP:SHAPE, for example v5e:4x4, v5p:2x2x2 or h100:8; got {name!r}")
+    return Topology(name, kind, math.prod(int(side) for side in shape.split("x")))

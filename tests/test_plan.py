@@ -1,0 +1,229 @@
+"""Plans: the compiled program's own numbers, counts against closed forms, and meshes that cannot be."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxdiff import cli, plan
+from jaxdiff.configs import imagenet256_dit, mixture2d
+from jaxdiff.features import costs
+from jaxdiff.plan import hlo, program
+from jaxdiff.plan.chips import GIB
+from jaxdiff.training import trainer
+from jaxdiff.training.sharding import make_mesh
+
+pytestmark = pytest.mark.usefixtures("tpu_compiler")
+needs_libtpu = pytest.mark.skipif(
+    program.importlib.util.find_spec("libtpu") is None, reason="the TPU's compiler is not installed on this platform"
+)
+
+
+def small(**changes):
+    config = mixture2d.get_config()
+    with config.unlocked():
+        config.model.fields.update(width=128, depth=1)
+        config.data.batch_size = 64
+        for name, value in changes.items():
+            config.mesh[name] = value
+    return config
+
+
+@pytest.fixture(scope="module")
+def compiled(tpu_compiler):
+    """The plan of a small run split over four chips, and the program it was read from."""
+    seen = []
+    original = program.hlo.Program.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hlo.Program, "__init__", lambda self, text, n: (seen.append(text), original(self, text, n))[1])
+        analysed = []
+        patch.setattr(jax.stages.Compiled, "memory_analysis", _recorded(jax.stages.Compiled.memory_analysis, analysed))
+        machine = plan.topology("v5e:2x2")
+        record = plan.make(small(data=1, fsdp=4), machine)
+    return record, seen[0], analysed[0]
+
+
+def _recorded(function, results):
+    def call(self):
+        results.append(function(self))
+        return results[-1]
+
+    return call
+
+
+@needs_libtpu
+def test_memory_is_what_the_compiler_says_and_a_quarter_of_the_state(compiled):
+    record, _, memory = compiled
+    assert record["hbm"]["arguments"] == memory.argument_size_in_bytes
+    assert record["hbm"]["temporaries"] == memory.temp_size_in_bytes
+    assert record["hbm"]["peak"] == memory.peak_memory_in_bytes > 0
+    assert record["fits"] and record["hbm"]["limit"] == int(15.75 * GIB)
+    devices = program.devices_of(plan.topology("v5e:2x2"))
+    declared, _ = trainer.declare(program.build(small(data=1, fsdp=4), devices))
+    large = [leaf for leaf in jax.tree.leaves(declared.params) if leaf.size >= 2**14]
+    assert large and all(4 * np.prod(leaf.sharding.shard_shape(leaf.shape)) == leaf.size for leaf in large)
+    rest = sum(4 * leaf.size for leaf in jax.tree.leaves(declared.params) if leaf.size < 2**14)
+    assert record["state"]["params"] == sum(leaf.size for leaf in large) + rest
+    assert record["hbm"]["arguments"] >= sum(record["state"].values())
+
+
+@needs_libtpu
+def test_collectives_are_those_of_the_text(compiled):
+    record, text, _ = compiled
+    found = re.findall(
+        r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(.*?channel_id=(\d+)", text
+    )
+    counts: dict[str, int] = {}
+    for kind, _ in set(found):
+        counts[kind] = counts.get(kind, 0) + 1
+    assert {kind: row["in_text"] for kind, row in record["collectives"].items()} == counts
+    assert counts["all-gather"] and all(row["sent"] > 0 for row in record["collectives"].values())
+
+
+@needs_libtpu
+def test_the_estimate_follows_from_the_record(compiled):
+    record, _, _ = compiled
+    assert record["seconds"] == max(record["times"].values()) and 0 < record["mfu"] < 1
+    assert record["times"]["compute"] == record["flops"]["executed"] / 4 / 197e12
+    assert record["traffic"] > record["hbm"]["arguments"] / 2
+    assert "fits" in plan.text(record, "x") and "all-gather" in plan.text(record, "x")
+
+
+LOOP = """HloModule m
+%body (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {
+  %p = (s32[], f32[8,16]{1,0}) parameter(0)
+  %g = f32[8,16]{1,0} get-tuple-element(%p), index=1
+  %r = f32[8,16]{1,0} all-reduce(%g), channel_id=1, replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
+  %d = f32[4,8,16]{2,1,0:S(1)} all-gather(%r), channel_id=2, replica_groups=[2,4]<=[8], dimensions={0}
+  ROOT %t = (s32[], f32[8,16]{1,0}) tuple(%i, %r)
+}
+%condition (p: (s32[], f32[8,16])) -> pred[] {
+  %p = (s32[], f32[8,16]{1,0}) parameter(0)
+  %c = s32[] constant(28)
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %l = pred[] compare(%i, %c), direction=LT
+}
+%sliced (p0: f32[28,16], p1: s32[]) -> f32[1,16] {
+  %p0 = f32[28,16]{1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  ROOT %s = f32[1,16]{1,0} dynamic-slice(%p0, %p1), dynamic_slice_sizes={1,16}
+}
+ENTRY %main (a: f32[28,16]) -> f32[1,16] {
+  %a = f32[28,16]{1,0} parameter(0)
+  %z = s32[] constant(0)
+  %w = (s32[], f32[8,16]{1,0}) while(%t0), condition=%condition, body=%body
+  %q = (bf16[8]{0}, bf16[8]{0}, u32[]) collective-permute-start(%x), channel_id=3, source_target_pairs={{0,1}}
+  ROOT %f = f32[1,16]{1,0} fusion(%a, %z), kind=kLoop, calls=%sliced
+}
+"""
+
+
+def test_loops_count_as_often_as_they_run():
+    text = hlo.Program(LOOP, 8)
+    reduce, gather, permute = text.collectives()
+    assert reduce == ("all-reduce", 512, 4, 28) and reduce.sent == 28 * 512 * 2 * 3 / 4
+    assert gather == ("all-gather", 2048, 4, 28) and gather.sent == 28 * 2048 * 3 / 4
+    assert permute == ("collective-permute", 16, 8, 1) and permute.sent == 16
+    # in the loop: all-reduce reads and writes 512, all-gather reads 512 (its result is in another memory), and the
+    # condition's flag; then the permutation, and of the fused slice one row in, one out, and its index
+    assert text.traffic() == 28 * (512 + 512 + 512 + 1 + 4 + 4) + 16 + 64 + 64 + 4
+
+
+def test_operations_are_counted_exactly():
+    x, w, k = jnp.zeros((4, 8, 8, 3)), jnp.zeros((5, 16, 16)), jnp.zeros((3, 3, 3, 6))
+
+    def products(h):
+        return lax.scan(lambda h, w: (jnp.tanh(h @ w), None), h, w)[0].sum()
+
+    def strided(x, k):
+        return lax.conv_general_dilated(x, k, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")).sum()
+
+    matrix = 2 * 7 * 16 * 16
+    assert costs.total(jax.make_jaxpr(products)(jnp.zeros((7, 16))).jaxpr) == 5 * matrix
+    remat = jax.grad(lambda h: jax.checkpoint(products)(h))
+    assert costs.total(jax.make_jaxpr(jax.grad(products))(jnp.zeros((7, 16))).jaxpr) == 2 * 5 * matrix
+    assert costs.total(jax.make_jaxpr(remat)(jnp.zeros((7, 16))).jaxpr) == 3 * 5 * matrix
+    once = 2 * 4 * 4 * 4 * 6 * 3 * 3 * 3
+    assert costs.total(jax.make_jaxpr(strided)(x, k).jaxpr) == once
+    assert costs.total(jax.make_jaxpr(jax.grad(strided, (0, 1)))(x, k).jaxpr) == 3 * once
+
+
+def test_the_largest_batch_by_bisection():
+    for limit in (0, 7, 8, 100, 5000):
+        tried: list[int] = []
+        found = program.largest(lambda batch, limit=limit, tried=tried: tried.append(batch) or batch <= limit, 64, 8)
+        assert found % 8 == 0 and found <= limit < found + max(8, found // 16 + 8)
+        assert len(tried) < 20
+
+
+def test_meshes_that_cannot_be_are_refused_with_the_nearest(monkeypatch):
+    monkeypatch.setattr(program, "_compile_tpu", pytest.fail)
+    machine, devices = plan.topology("v5e:2x4"), jax.devices()
+    with pytest.raises(
+        ValueError, match=r"product must be 8.*nearest that fits is .*'data': 4, 'fsdp': 2, 'tensor': 1"
+    ):
+        plan.make(small(data=3, fsdp=2), machine, devices=devices)
+    config = small(data=8)
+    with config.unlocked():
+        config.data.batch_size, config.optim.accumulate = 70, 3
+    with pytest.raises(ValueError, match=r"batch of 70 does not divide.*nearest batch that does is 72"):
+        plan.make(config, machine, devices=devices)
+    config = imagenet256_dit.get_config("tiny")  # two heads
+    config.model.dtype = "float32"  # promotion is strict here
+    with pytest.raises(ValueError, match=r"has 2 heads.*4 devices do not divide.*for example 2"):
+        plan.make(plan.meshed(config, "1x2x4", 8), machine, devices=devices)
+    with pytest.raises(ValueError, match="DATAxFSDPxTENSOR"):
+        plan.meshed(config, "4x4", 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"), [((15, 1, 1), (16, 1, 1)), ((2, 5, 2), (2, 4, 2)), ((-1, 3, 1), (4, 4, 1))]
+)
+def test_the_nearest_mesh(given, nearest):
+    wanted = str(dict(zip(("data", "fsdp", "tensor"), nearest, strict=True)))
+    with pytest.raises(ValueError, match=f"nearest that fits is {wanted}"):
+        make_mesh(*given, range(16))
+
+
+def test_a_refusal_of_the_compiler_says_what_to_change():
+    message = "RESOURCE_EXHAUSTED: E1000: Ran out of memory on HBM, the total memory required for HLO temporaries (27.14G) exceeds available HBM (15.75G). HLO module: jit_run.\nmore"
+    machine = plan.topology("v5e:4x4")
+    record = program._too_large(RuntimeError(message), machine)
+    assert record["hbm"] == {"peak": int(27.14 * GIB), "limit": int(15.75 * GIB)} and not record["fits"]
+    record |= {"mesh": {"data": 16, "fsdp": 1, "tensor": 1}, "batch": 256, "state": {"params": 9 * GIB}}
+    config = imagenet256_dit.get_config()
+    with config.unlocked():
+        config.model.fields.remat = False
+    lines = " ".join(plan.advice(record, config, machine))
+    for needed in ("mesh.fsdp=-1", "remat=True", "accumulate=2", "batch_size=128"):
+        assert needed in lines
+    with pytest.raises(RuntimeError, match="INTERNAL"):
+        program._too_large(RuntimeError("INTERNAL: no"), machine)
+
+
+def test_gpus_are_planned_by_lowering(tmp_path, capsys):
+    arguments = ["--config=mixture2d", "--config.model.fields.width=16", "--config.data.batch_size=64"]
+    assert cli.main(["plan", *arguments, "--topology=h100:8", f"--out={tmp_path / 'plan.json'}"]) == 0
+    record = json.loads((tmp_path / "plan.json").read_text())
+    assert record["compiler"] == {"lowered_for": ["cuda"]} and record["hbm"]["peak"] is None
+    assert (
+        record["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1} and "activations are not known" in capsys.readouterr().out
+    )
+
+
+def test_command_lines_that_cannot_be(capsys, monkeypatch):
+    for arguments, message in [
+        (["--config=mixture2d"], "plan needs --topology=CHIP:SHAPE"),
+        (["--config=mixture2d", "--topology=v5:2x2"], "v5e"),
+        (["--config=mixture2d", "--topology=v5e"], "a topology is CHIP:SHAPE"),
+        (["--config=imagenet256_dit", "--topology=h100:8"], "--shape=64,64,3"),
+    ]:
+        assert cli.main(["plan", *arguments]) == 2
+        assert message in capsys.readouterr().err
+    monkeypatch.setattr(program.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install libtpu"):
+        program.devices_of(plan.topology("v5e:2x2"))

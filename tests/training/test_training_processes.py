@@ -1,0 +1,200 @@
+"""Real processes on loopback, two simulated devices each: the losses of one process, and every way to end together."""
+
+import json
+import signal
+import socket
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from training_runs import config_of, finish, losses, points_of, saved_steps, start, wait_for
+
+from jaxdiff.training import distributed, train
+from jaxdiff.training.distributed import RETRY, Place
+
+SPLIT = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.min_size": 64, "data.batch_size": 16}
+DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def pair(workdir, **order):
+    """Both processes of a run."""
+    order = {"port": free_port(), "environment": DEVICES, **order}
+    return [start(workdir, process=i, **order) for i in (0, 1)]
+
+
+def both(workdir, **order):
+    """Exit code, stdout and stderr of both, run to their end."""
+    processes = pair(workdir, **order)
+    try:
+        return [finish(process) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def alone(workdir, method, changes):
+    """The same run in one process with as many devices."""
+    return train(config_of(points_of(method), changes), workdir, quiet=True, devices=jax.devices()[:4])
+
+
+def assert_same_losses(one, other, steps):
+    found, wanted = losses(one), losses(other)
+    assert list(found) == list(wanted) == list(range(1, steps + 1))
+    np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-5)
+
+
+def test_one_of_two_is_told_to_stop_and_one_process_goes_on(tmp_path):
+    """Both save at the same step; what follows, in one process, are the losses of a run that was never two."""
+    changes = {**SPLIT, "train.steps": 120, "train.save_every": 1000}
+    processes = pair(tmp_path / "two", moment="slow", changes=changes)
+    try:
+        wait_for(processes[0], "step 3:")
+        processes[1].send_signal(signal.SIGTERM)
+        results = [finish(process) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [code for code, _, _ in results] == [RETRY, RETRY], results
+    (step,) = saved_steps(tmp_path / "two")
+    assert 3 < step < 120 and all(f"RETURNED step {step}, stopped True" in out for _, out, _ in results)
+    assert f"received: step {step} is saved in {tmp_path / 'two'}" in results[0][1]
+    assert alone(tmp_path / "two", "denoise", changes).step == 120
+    alone(tmp_path / "one", "denoise", changes)
+    assert_same_losses(tmp_path / "two", tmp_path / "one", 120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["denoise", "sfd", "emd"])
+def test_two_processes_have_the_losses_of_one(tmp_path, method):
+    changes = {**SPLIT, "train.steps": 8}
+    results = both(tmp_path / "two", method=method, changes=changes)
+    assert [code for code, _, _ in results] == [0, 0], results
+    alone(tmp_path / "one", method, changes)
+    assert_same_losses(tmp_path / "two", tmp_path / "one", 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_is_killed_ends_the_other(tmp_path, victim):
+    """Within the bound and with a message; started again, the two end as if nothing had been, to the bit."""
+    changes = {**SPLIT, "train.steps": 40, "train.save_every": 10}
+    assert [code for code, _, _ in both(tmp_path / "straight", changes=changes)] == [0, 0]
+    processes = pair(tmp_path / "ended", moment="slow", changes=changes)
+    try:
+        wait_for(processes[0], "step 15:")
+        processes[victim].kill()
+        begun = time.monotonic()
+        code, _, err = finish(processes[1 - victim])
+        assert time.monotonic() - begun < 60  # three times the silence the driver allows
+    finally:
+        for process in processes:
+            process.kill()
+    assert code in (RETRY, -signal.SIGABRT), err
+    assert "another process is lost" in err or "another task died" in err
+    assert saved_steps(tmp_path / "ended")[-1] in (10, 20)
+    results = both(tmp_path / "ended", changes=changes)
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert losses(tmp_path / "ended") == losses(tmp_path / "straight")
+    ended, straight = (tmp_path / name / "export.safetensors" for name in ("ended", "straight"))
+    assert ended.read_bytes() == straight.read_bytes()
+
+
+# ------------------------------------------------------------------------------------ coming together
+
+
+def test_those_who_do_not_come_are_named_to_those_who_do(capfd):
+    port, told = free_port(), {}
+
+    def take_part(process):
+        try:
+            distributed.roll_call(Place(f"127.0.0.1:{port}", 4, process), 2.0)
+        except TimeoutError as error:
+            told[process] = str(error)
+
+    threads = [threading.Thread(target=take_part, args=(process,)) for process in (0, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert set(told) == {0, 2}
+    for process, text in told.items():
+        assert f"process {process} of 4: after 2 s 1, 3 of 0..3 did not come to 127.0.0.1:{port}" in text
+        assert "firewall" in text
+    assert "process 0 of 4: at 127.0.0.1" in capfd.readouterr().out
+
+
+def test_all_come_and_the_port_is_free_again(capfd):
+    port, done = free_port(), []
+
+    def take_part(process):
+        distributed.roll_call(Place(f"127.0.0.1:{port}", 3, process), 30.0)
+        done.append(process)
+
+    threads = [threading.Thread(target=take_part, args=(process,)) for process in (2, 1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert sorted(done) == [0, 1, 2]
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("", port))
+
+
+def test_process_0_that_is_not_there():
+    place = Place(f"127.0.0.1:{free_port()}", 2, 1)
+    with pytest.raises(TimeoutError, match=r"process 1 of 2: after 0 s 0 of 0..1 did not come"):
+        distributed.roll_call(place, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, None),
+        ({"SLURM_NTASKS": "1"}, None),
+        ({"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}, ("h:1", 4, 3)),
+    ],
+)
+def test_a_place_by_variables(environment, found):
+    place = distributed.find(environment=environment)
+    assert (place and (place.coordinator, place.processes, place.process)) == found
+
+
+def test_a_place_by_slurm(monkeypatch):
+    slurm = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_NODELIST": "node[3-4]",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0",
+    }
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+    place = distributed.find()
+    assert place.address[0] == "node3" and (place.processes, place.process, list(place.local_devices)) == (2, 1, [0])
+    assert distributed.launched_by({"TPU_WORKER_HOSTNAMES": "a,b"}) == "Cloud TPU"
+    assert distributed.launched_by({"OMPI_COMM_WORLD_SIZE": "2"}) == "Open MPI"
+    assert distributed.launched_by({"KUBERNETES_SERVICE_HOST": "x", "JOB_COMPLETION_INDEX": "0"}) == "Kubernetes"
+
+
+def test_half_a_place_is_an_error():
+    with pytest.raises(ValueError, match="--coordinator=HOST:PORT of process 0, --processes=N and --process in"):
+        distributed.find(processes=2, environment={})
+
+
+def test_who_differs_is_named():
+    config = config_of()
+    same = distributed.identity(config.to_dict())
+    assert same == distributed.identity(config_of().to_dict())
+    other = distributed.identity(config_of(changes={"seed": 1}).to_dict())
+    (line,) = distributed.differences([same, same, other, same])
+    assert line == f"config is {same['config']} on process 0, 1, 3, {other['config']} on process 2"
+    assert len(json.dumps(same)) < 1024 and distributed.differences([same, same]) == []

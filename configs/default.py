@@ -11,9 +11,9 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.data = ConfigDict()
     c.data.source = (
-        "digits"  # digits, arrays, folder, array_records, tfds, mixture, prompts (text alone), blank (no data)
+        "digits"  # digits, shapes, creatures, arrays, latents, folder, array_records, tfds, mixture, prompts, blank
     )
-    c.data.options = ConfigDict()  # of that source, for example {"path": "photos"}, and transforms
+    c.data.options = ConfigDict()  # of that source, as {"path": "photos"}, and of data.build, as {"flip": True}
     c.data.batch_size = 128  # global, over all devices and processes
     c.data.workers = 0  # threads that decode images; 0 = one per core
 
@@ -94,7 +94,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.noise.levels = "lognormal"  # lognormal, logit_normal, uniform, cosine, polynomial, discrete (the ddpm schedule)
     c.noise.mean = -1.2  # of ln sigma, for lognormal and logit_normal
     c.noise.std = 1.2
-    c.noise.shift = 1.0  # sigma -> shift * sigma for larger images
+    c.noise.shift = 1.0  # sigma -> shift * sigma for images so many times larger: training, sampling, ddpm schedule
     c.noise.weight = "edm"  # edm, min_snr, sigmoid, flow, eps, x0
     c.noise.assignment = (
         "none"  # of a batch's noises to its images: none, hungarian, knn, hungarian_l2, hungarian_l1...
@@ -128,7 +128,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.train.eval_every = 0  # steps between evaluations; 0 = none
     c.train.save_every = 500  # steps between checkpoints; the end and every stop are saved too
     c.train.on_nonfinite = "stop"  # stop at the first non-finite step, or skip it and count
-    c.train.init_from = ""  # workdir, exported file or public weights whose parameters this run starts from
+    c.train.init_from = ""  # workdir, exported file or public weights whose parameters this run starts from: what fits
     c.train.init_kind = "run"  # run (the first two), or the kind of the weights: edm, dit, sd_unet...
 
     c.checkpoint = ConfigDict()
@@ -166,6 +166,13 @@ def get_config(arg: str = "") -> ConfigDict:
     c.eval.samples = 2000
     c.eval.reference = 0  # reference images; 0 = the whole data set
     c.eval.seed = 1
+
+    c.autoencoder = ConfigDict()  # that samples are decoded by, where the data are latents
+    c.autoencoder.kind = ""  # sd_vae, sdxl_vae, taesd; "" = samples stay as they are
+    c.autoencoder.path = ""  # the weights' file
+    c.autoencoder.options = ConfigDict()  # what the file does not tell, for example {"scale": 0.18215}
+
+    c.curriculum = ConfigDict()  # stages by name, each with its changes to this config (training/curriculum.py)
 
     c.compile_cache = "~/.cache/jaxdiff"  # compiled programs are kept here between runs; "" = off
     return c

@@ -2,9 +2,11 @@
 
 jaxdiff quickstart [--workdir=quickstart]
 jaxdiff train --config=configs/digits.py:tiny --config.train.steps=100 --workdir=runs/a [--dry_run]
+jaxdiff train --config=configs/digits.py --init_from=runs/a --workdir=runs/b      what fits of its parameters
 jaxdiff train --config=configs/digits_sfd.py --config.teacher.path=runs/a --workdir=runs/few
 jaxdiff train ... --coordinator=HOST:PORT --processes=4 --process=0      one of four; clusters are detected
 jaxdiff sample --workdir=runs/a --count=64 --out=samples.png [--nfe=10] [--labels=cycle] [--config.sample.solver=unipc]
+jaxdiff sample --workdir=runs/t2i --prompts="a red circle left of a blue square|..."      or prompts.txt, one a line
 jaxdiff sample --workdir=runs/one --mcmc_steps=300      the samples of an EMD generator beside their correction
 jaxdiff evaluate --workdir=runs/few --nfe=2 [--config.eval.samples=5000]
 jaxdiff evaluate --config=configs/digits.py --reference=train      the distance between two halves of the data
@@ -57,14 +59,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(arguments: list[str]) -> int:
-    options = {"workdir": "", "dry_run": False}
+    options = {"workdir": "", "dry_run": False, "init_from": ""}
     others = {"coordinator": "", "processes": 0, "process": -1, "connect_timeout": 300, "silence_timeout": 60}
     values = _flags("train", {**options, **others}, arguments, config="file")
     from jaxdiff import training
     from jaxdiff.training import distributed
 
+    if values.init_from:
+        values.config.train.init_from = values.init_from
     if values.dry_run:
-        return _dry_run(values.config)
+        if not values.config.curriculum:
+            return _dry_run(values.config)
+        for _, stage in training.stages(values.config):
+            _dry_run(stage)
+        return 0
     if not values.workdir:
         raise UsageError("train needs --workdir=FOLDER, where checkpoints, logs and samples go")
     distributed.connect(
@@ -84,6 +92,7 @@ def sample(arguments: list[str]) -> int:
         "count": 64,
         "seed": 0,
         "labels": "cycle",
+        "prompts": "",
         "out": "samples.png",
         "nfe": 0,
         "mcmc_steps": 0,
@@ -92,7 +101,7 @@ def sample(arguments: list[str]) -> int:
     import numpy as np
 
     from jaxdiff import training
-    from jaxdiff.training.logs import image_grid, save_png
+    from jaxdiff.training.logs import captioned_grid, image_grid, save_png
 
     out = Path(values.out)
     if out.suffix not in (".png", ".npz"):
@@ -104,14 +113,20 @@ def sample(arguments: list[str]) -> int:
         raise UsageError(f"--mcmc_steps is a number of Langevin steps, without --nfe; got {values.mcmc_steps}")
     job, state = _load(_spend(values.config, values.nfe), values.workdir, whole=bool(values.mcmc_steps))
     run = training.corrector(job, values.mcmc_steps, labels) if values.mcmc_steps else None
-    parts = list(training.sample(job, state, values.count, values.seed, labels, run=run))
+    prompts = _prompts(values.prompts)
+    program = run or training.sampler(job, labels, prompts)
+    parts = list(training.sample(job, state, values.count, values.seed, labels, run=program, decode=run is None))
     images = np.concatenate([part for part, _ in parts])
     pictures: dict[str, Any] = {"before": images[:, 0], "after": images[:, 1]} if run else {"images": images}
-    if out.suffix == ".png":
+    shown = [prompts[i % len(prompts)] for i in range(values.count)] if prompts else []
+    shown = shown or (training.captions(job, values.count) if job.dataset.encode and not run else [])
+    if out.suffix == ".png" and shown:
+        save_png(out, captioned_grid(images, shown))
+    elif out.suffix == ".png":
         save_png(out, np.concatenate([image_grid(group) for group in pictures.values()], 1))
     else:
         drawn: dict[str, Any] = {} if parts[0][1] is None else {"labels": np.concatenate([part for _, part in parts])}
-        np.savez(out, **pictures, **drawn)
+        np.savez(out, **pictures, **drawn, **({"captions": np.asarray(shown)} if shown else {}))
     how = f"left before, right after {values.mcmc_steps} Langevin steps" if run else f"{job.config.sample.solver}"
     print(f"wrote {len(images)} samples to {out}: {how}, {job.nfe} evaluations each")
     return 0
@@ -291,6 +306,16 @@ def _keys(tree: dict[str, Any], prefix: str = "") -> list[str]:
     for key, value in tree.items():
         names += _keys(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [prefix + key]
     return names
+
+
+def _prompts(given: str) -> list[str]:
+    """The prompts between bars, or the lines of a file."""
+    path = Path(given)
+    if path.suffix == ".txt":
+        if not path.is_file():
+            raise UsageError(f"--prompts names no file: tried {path.absolute()}")
+        given = path.read_text(encoding="utf-8").replace("\n", "|")
+    return [prompt.strip() for prompt in given.split("|") if prompt.strip()]
 
 
 def _spend(config: ConfigDict, nfe: int) -> ConfigDict:

@@ -168,6 +168,18 @@ def cosine_abar(steps: int = 1000, offset: float = 0.008, max_beta: float = 0.99
     return np.cumprod(1 - np.minimum(1 - curve[1:] / curve[:-1], max_beta))
 
 
+def rescaled_abar(abar: Any, ratio: float) -> np.ndarray:
+    """The table for images `ratio` times as large, sigma' = ratio sigma: abar' = abar / (ratio^2 + abar (1 - ratio^2)).
+
+    A patch of the small image is seen ratio^2 times in the large one, which averages its noise away: with
+    SNR' = SNR / ratio^2 the same timestep means the same uncertainty again (Berrada et al. 2024).
+    """
+    if ratio <= 0:
+        raise ValueError(f"a resolution ratio must be positive, got {ratio}")
+    table = np.asarray(abar, np.float64)
+    return table / (ratio**2 + table * (1 - ratio**2))
+
+
 def sigma_table(abar: Any) -> np.ndarray:
     """The noise levels sqrt((1-abar)/abar) of a discrete table, ascending, float64."""
     table = np.asarray(abar, np.float64)

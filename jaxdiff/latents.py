@@ -2,11 +2,13 @@
 
 model, params = weights.load("vae.safetensors", "sd_vae")
 latents = encode(model, params, images, key=jax.random.key(0))   # once, before training
+write("latents.npz", latents, model, labels=labels)              # which data.source = "latents" reads
 images = decode(model, params, solvers.solve(...))               # after sampling
 """
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float32
 
 from jaxdiff.data.examples import to_float
+from jaxdiff.errors import pick
 
 
 def encode(
@@ -33,6 +36,19 @@ def encode(
 def decode(model: nn.Module, params: Any, latents: Any, *, batch_size: int = 16) -> Float32[np.ndarray, "n h w c"]:
     """Images on the host, clipped to [-1, 1], of latents [n k l z]."""
     return _in_batches("decode", model, params, latents, None, batch_size).clip(-1, 1)
+
+
+def write(path: str | os.PathLike, latents: Any, model: nn.Module, **columns: Any) -> None:
+    """Latents of `model` with their scale and shift, and any of labels, class_names, caption_ids, captions; an .npz."""
+    known = ("labels", "class_names", "caption_ids", "captions")
+    for name in columns:
+        pick(dict.fromkeys(known), name, "column of latents")
+    np.savez(path, latents=np.asarray(latents, np.float32), **units(model), **columns)
+
+
+def units(model: nn.Module) -> dict[str, float]:
+    """The scale and shift of an autoencoder's latents; TAESD's are made as diffusion models see them."""
+    return {"scale": float(getattr(model, "scale", 1.0)), "shift": float(getattr(model, "shift", 0.0))}
 
 
 def _in_batches(method: str, model: nn.Module, params: Any, inputs: Any, keys: Any, size: int) -> np.ndarray:

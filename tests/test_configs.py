@@ -22,7 +22,13 @@ from jaxdiff.training.trainer import declare
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "default"))
-FREE = ("options", "fields", "level_options", "assignment_options")  # their keys belong to what they configure
+FREE = (
+    "options",
+    "fields",
+    "level_options",
+    "assignment_options",
+    "curriculum",
+)  # their keys belong to what they configure
 
 # stored examples of data that are not here: shape and classes
 STORED = {
@@ -143,7 +149,8 @@ def test_full_size_builds_and_has_the_published_number_of_parameters(name, arg, 
         assert total / {"k": 1e3, "M": 1e6}[unit] == pytest.approx(float(number), rel=5e-3)
     plain = name.startswith(("mixture2d", "cifar10", "digits_immiscible", "creatures"))
     unconditional = plain and arg not in ("cond", "cd")
-    assert set(job.null or {}) == ({"text"} if name == "sd15_emd" else set() if unconditional else {"label"})
+    texts = {"sd15_emd": {"text"}, "t2i_small": {"text", "text_mask"}}
+    assert set(job.null or {}) == texts.get(name, set() if unconditional else {"label"})
     assert bool(job.dataset.num_classes) == ("label" in (job.null or {}))
 
 

@@ -7,6 +7,7 @@ from jaxdiff.data.hashed import hashed_text
 from jaxdiff.data.mixture import MIXTURES, mixture_components, mixture_means
 from jaxdiff.data.pipeline import Prefetch, prefetch
 from jaxdiff.data.records import write_array_records
+from jaxdiff.data.shapes import Shapes, caption_scores, read_shapes, shape_set
 from jaxdiff.data.sources import SOURCES, load
 from jaxdiff.data.tokens import tokenizer
 from jaxdiff.data.transforms import CONTROLS, CROPS, CorruptImage, decode, resize
@@ -20,8 +21,10 @@ __all__ = [
     "Creatures",
     "Dataset",
     "Prefetch",
+    "Shapes",
     "Source",
     "build",
+    "caption_scores",
     "creature_set",
     "decode",
     "hashed_text",
@@ -30,7 +33,9 @@ __all__ = [
     "mixture_components",
     "mixture_means",
     "prefetch",
+    "read_shapes",
     "resize",
+    "shape_set",
     "tokenizer",
     "write_array_records",
 ]

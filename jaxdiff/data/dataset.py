@@ -5,6 +5,7 @@ epoch, make the global batch; process p of P reads the p-th contiguous slice of 
 (seed, position). So resuming needs the step number only, and a changed number of processes goes on in the same order.
 
     batch = {"image": float32 [b h w c] in [-1, 1], "label": int32 [b], "caption_id": int32 [b],
+             "text": float32 [b l d], "text_mask": bool [b l], "pooled": float32 [b d],
              "control": {"original_size": float32 [b 2], "crop": [b 2], "flip": [b 1], "aspect": [b 1]}}
 
 Keys a source has no values for are absent, `control` holds what was asked for.
@@ -18,8 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
+import numpy as np
+
 from jaxdiff.data import transforms
-from jaxdiff.data.examples import Fetch, Source, first_shape, gather, keeps_frame, per_example, reader_of
+from jaxdiff.data.captions import embed, with_text
+from jaxdiff.data.examples import Fetch, Source, first_shape, gather, keeps_frame, per_example, reader_of, widen
 from jaxdiff.data.order import order
 from jaxdiff.data.transforms import CONTROLS, Transform
 from jaxdiff.errors import pick
@@ -27,7 +31,11 @@ from jaxdiff.errors import pick
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """Batches by step. `corrupt` counts, per file this process met, how often it was replaced."""
+    """Batches by step. `corrupt` counts, per file this process met, how often it was replaced.
+
+    `encode(prompts)` embeds texts as the captions were, `judge(images, captions)` tells how well the two agree.
+    `latent` holds the scale and shift of data that are latents.
+    """
 
     name: str
     size: int
@@ -39,6 +47,9 @@ class Dataset:
     class_names: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     captions: tuple[str, ...] = dataclasses.field(default=(), repr=False)
     null: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    encode: Callable[[Sequence[str]], dict[str, Any]] | None = dataclasses.field(default=None, repr=False)
+    judge: Callable[..., dict[str, float]] | None = dataclasses.field(default=None, repr=False)
+    latent: Mapping[str, float] | None = None
     in_memory: bool = False
     corrupt: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -91,17 +102,24 @@ def build(
     resample: str = "bicubic",
     channels: int | None = None,
     control: Sequence[str] = (),
+    caption_text: Any = (),
     on_corrupt: str = "skip",
     log: Callable[[str], None] | None = None,
 ) -> Dataset:
     """A dataset over `source`; wrong options and an unusable first example fail here, not at step one.
 
     `image_size` with `crop` (center, global, local, mixed; default center) makes square windows, without it
-    pictures must already agree in size. `control` names what to record (data.CONTROLS). `on_corrupt` is "skip"
-    (replace by the next readable example of the epoch, count, name each file once through `log`) or "stop".
+    pictures must already agree in size. `control` names what to record (data.CONTROLS). `caption_text` makes
+    conditions of captions: (length, width) by hashed words, or a folder with text.npy [captions + 1 l d]. `on_corrupt`
+    is "skip" (replace by the next readable example of the epoch, count, name each file once through `log`) or "stop".
     """
     control = (control,) if isinstance(control, str) else tuple(control)
     _check(source, seed, image_size, crop, control, on_corrupt)
+    if source.latent is not None and (image_size is not None or flip or channels is not None or control):
+        raise ValueError(
+            f"dataset {source.name!r} holds latents, which cannot be cut or mirrored: drop image_size, crop, flip, "
+            "channels and control, and encode the mirror images too"
+        )
     transform = transforms.check(
         Transform(image_size, crop or "center", local_share, flip, resample, channels or source.channels)
     )
@@ -114,17 +132,22 @@ def build(
         reader = reader_of(source, on_corrupt == "skip", corrupt, log or logging.getLogger("jaxdiff.data").warning)
         shape = first_shape(source, reader, transform)
         fetch = per_example(source, reader, look_up, transform, shape, control, seed)
+    texts = embed(source.captions, caption_text) if caption_text else None
+    tables = texts.tables if texts else {}
     return Dataset(
         name=source.name,
         size=source.size,
         image_shape=shape,
         seed=seed,
         fingerprint=source.fingerprint,
-        fetch=fetch,
+        fetch=with_text(fetch, tables) if tables else fetch,
         num_classes=source.num_classes,
         class_names=source.class_names,
         captions=source.captions,
-        null=dict(source.null),
+        null={**source.null, **{name: widen(np.asarray(table[-1])) for name, table in tables.items()}},
+        encode=texts.encode if texts else None,
+        judge=source.judge,
+        latent=source.latent,
         in_memory=whole,
         corrupt=corrupt,
     )

@@ -6,7 +6,7 @@ Both are functions of positions in the endless order and of the seed alone.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -31,6 +31,8 @@ class Source(NamedTuple):
     `arrays` holds the same keys for all examples at once when they are in memory. Without labels num_classes is 0.
     `describe(i)` names an example in messages; `channels` is what pictures become unless the user says otherwise,
     None leaves them as stored. `null` holds what stands for "no condition", by key, where the data know it.
+    `judge(images, captions)` tells how well pictures follow captions, where that can be read from them. `latent`
+    holds the scale and shift of latents in place of images: any floats, of which no window or mirror image is taken.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Source(NamedTuple):
     captions: tuple[str, ...] = ()
     arrays: Mapping[str, np.ndarray] = MappingProxyType({})
     null: Mapping[str, np.ndarray] = MappingProxyType({})
+    judge: Callable[[np.ndarray, Sequence[str]], dict[str, float]] | None = None
+    latent: Mapping[str, float] | None = None
 
 
 def to_float(images: Shaped[np.ndarray, "b ..."]) -> Float32[np.ndarray, "b ..."]:

@@ -53,7 +53,7 @@ def arrays(
 ) -> Source:
     """Images [n h w c] or [n h w] in memory, uint8 or float in [-1, 1]; or an .npz file with these names as keys.
 
-    `name` is what reports show. Latents and other data outside [-1, 1] are not images: scale them first.
+    `name` is what reports show. Latents are no images: for them there is the source `latents`.
     """
     if isinstance(images, (str, os.PathLike)):
         if labels is not None or caption_ids is not None:

@@ -7,6 +7,7 @@ embedding of no text, which guidance goes away from. The files are mapped, not r
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,15 @@ NAMES = ("text", "text_mask", "pooled")
 
 def prompts(path: str, shape: Sequence[int]) -> Source:
     """One example a prompt; `shape` is that of the images or latents to be made, for example (64, 64, 4)."""
+    tables = read_tables(path)
+    rows = len(tables["text"])
+    digest = hashlib.sha256(repr([(name, table.shape, str(table.dtype)) for name, table in tables.items()]).encode())
+    digest.update(np.ascontiguousarray(tables["text"][:: max(1, rows // 64)]).data)
+    return texts(Path(path).name, tables, shape, digest.hexdigest())
+
+
+def read_tables(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """The folder's tables, mapped, all of as many rows."""
     folder = Path(path).expanduser()
     if not (folder / "text.npy").is_file():
         raise FileNotFoundError(
@@ -33,9 +43,7 @@ def prompts(path: str, shape: Sequence[int]) -> Source:
             f"text.npy must be [prompts + 1, tokens, width], got {tables['text'].shape}; all files need as many rows"
             + (f", not {', '.join(wrong)}" if wrong else "")
         )
-    digest = hashlib.sha256(repr([(name, table.shape, str(table.dtype)) for name, table in tables.items()]).encode())
-    digest.update(np.ascontiguousarray(tables["text"][:: max(1, rows // 64)]).data)
-    return texts(folder.name, tables, shape, digest.hexdigest())
+    return tables
 
 
 def texts(name: str, tables: Mapping[str, np.ndarray], shape: Sequence[int], fingerprint: str) -> Source:

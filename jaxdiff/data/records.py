@@ -35,11 +35,13 @@ def write_array_records(
     *,
     num_classes: int = 0,
     class_names: Sequence[str] = (),
+    latent: Mapping[str, float] | None = None,
 ) -> int:
     """Write {"image": ..., "label": int, "caption": str} per example; returns how many there were.
 
     An image is a uint8 or float32 [h w c] array or a picture file's bytes. Classes must be said when there are
-    labels. The file appears whole or not at all.
+    labels. `latent` = {"scale": ..., "shift": ...} marks float32 images as latents in those units. The file appears
+    whole or not at all.
     """
     from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -53,7 +55,9 @@ def write_array_records(
         writer = ArrayRecordWriter(partial, "group_size:1")  # one record a group, or random access reads whole groups
         try:
             end = _write_all(writer, examples, num_classes)
-            writer.write(json.dumps({**end, "num_classes": num_classes, "class_names": list(class_names)}).encode())
+            classes = {"num_classes": num_classes, "class_names": list(class_names)}
+            marked = {} if latent is None else {"latent": {name: float(value) for name, value in latent.items()}}
+            writer.write(json.dumps({**end, **classes, **marked}).encode())
         finally:
             writer.close()
         os.replace(partial, path)
@@ -129,11 +133,12 @@ def array_records(path: str | os.PathLike | Sequence[str | os.PathLike]) -> Sour
     shards = [_open(file) for file in files]
     ends = [end for _, end in shards]
     if any(
-        end["class_names"] != ends[0]["class_names"] or end["num_classes"] != ends[0]["num_classes"] for end in ends
+        [end.get(key) for key in ("class_names", "num_classes", "latent")]
+        != [ends[0].get(key) for key in ("class_names", "num_classes", "latent")]
+        for end in ends
     ):
-        raise ValueError(
-            f"the files {', '.join(file.name for file in files)} do not agree on their classes; read them apart"
-        )
+        names = ", ".join(file.name for file in files)
+        raise ValueError(f"the files {names} do not agree on their classes, or on being latents; read them apart")
     starts = list(itertools.accumulate((end["count"] for end in ends), initial=0))
     first_caption = list(itertools.accumulate((len(end["captions"]) for end in ends), initial=0))
 
@@ -165,6 +170,7 @@ def array_records(path: str | os.PathLike | Sequence[str | os.PathLike]) -> Sour
         num_classes=ends[0]["num_classes"],
         class_names=tuple(ends[0]["class_names"]),
         captions=tuple(itertools.chain.from_iterable(end["captions"] for end in ends)),
+        latent=ends[0].get("latent"),
     )
 
 

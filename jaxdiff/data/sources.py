@@ -10,11 +10,13 @@ from jaxdiff.data.creatures import creatures
 from jaxdiff.data.dataset import Dataset, build
 from jaxdiff.data.examples import Source
 from jaxdiff.data.folder import folder
+from jaxdiff.data.latent import latents
 from jaxdiff.data.memory import arrays, blank, digits
 from jaxdiff.data.mixture import mixture
 from jaxdiff.data.prepared import tfds
 from jaxdiff.data.prompts import prompts
 from jaxdiff.data.records import array_records
+from jaxdiff.data.shapes import shapes
 from jaxdiff.errors import nearest, pick
 
 SOURCES: dict[str, Callable[..., Source]] = {
@@ -25,8 +27,10 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "tfds": tfds,
     "mixture": mixture,
     "creatures": creatures,
+    "shapes": shapes,
     "blank": blank,
     "prompts": prompts,
+    "latents": latents,
 }
 
 

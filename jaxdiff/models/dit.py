@@ -72,8 +72,9 @@ class DiT(nn.Module):
 
     `noise_label` is the DDPM timestep 0..999. cond takes `label` (num_classes = none given). With learn_variance
     the output has twice the channels, the second half being variance logits, as in the published checkpoints.
-    `grid` is the side of the token grid it was trained on: positions of other sizes are resampled onto it
-    (0: positions count tokens). step_embed = "zero" or "reference" adds the condition `step` to the modulation.
+    `grid` is the side of the token grid it was trained on: positions of other sizes are resampled onto it, as
+    `positions` says: interpolate, extrapolate or bicubic (0: positions count tokens).
+    step_embed = "zero" or "reference" adds the condition `step` to the modulation.
     `semantic` is how the class enters: adaln (the published form), or by attention, token (`class_tokens` more in the
     sequence) or cross. `control` adds the condition of that name to the modulation.
     """
@@ -87,6 +88,7 @@ class DiT(nn.Module):
     num_classes: int = 1000
     learn_variance: bool = True
     grid: int = 0
+    positions: str = "interpolate"
     semantic: str = "adaln"
     class_tokens: int = 1
     control: conditioning.Control | None = None
@@ -106,7 +108,8 @@ class DiT(nn.Module):
         c = embed(self, x, noise_label, cond)
         tokens = layers.patchify(layers.tap(self, "in", x), self.patch)
         tokens = nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name="patches")(tokens)
-        positions = layers.sincos_positions(height // self.patch, width // self.patch, self.width, self.grid)
+        rows, columns = height // self.patch, width // self.patch
+        positions = layers.sincos_positions(rows, columns, self.width, self.grid, self.positions)
         tokens = layers.tap(self, "embedded", tokens + jnp.asarray(positions.reshape(-1, self.width), self.dtype))
         count = tokens.shape[1]
         shared: Any = c

@@ -16,6 +16,8 @@ from einops import rearrange
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
+from jaxdiff.errors import pick
+
 Dtype = Any
 Cond = Mapping[str, Any] | None
 
@@ -101,12 +103,23 @@ def sinusoid(value: Float[Array, " b"], width: int, endpoint: bool = False) -> F
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
 
 
-def sincos_positions(height: int, width: int, features: int, base: int = 0) -> np.ndarray:
+POSITIONS = {"interpolate": 0, "extrapolate": 0, "bicubic": 0}
+
+
+def sincos_positions(
+    height: int, width: int, features: int, base: int = 0, kind: str = "interpolate"
+) -> Float[np.ndarray, "{height} {width} {features}"]:
     """Fixed 2-D positions [height, width, features]: [e(column), e(row)].
 
-    e(p) = [sin(p w), cos(p w)], w_k = 10000^(-4k/features). p counts tokens from 0;
-    with `base` it is resampled so that any grid spans the base x base grid of training.
+    e(p) = [sin(p w), cos(p w)], w_k = 10000^(-4k/features). p counts tokens from 0; with `base`, the side of the grid
+    of training, a grid of another size gets p = i base / count (interpolate), goes on counting (extrapolate), or has
+    the table of training resized to it (bicubic).
     """
+    pick(POSITIONS, kind, "way to resample positions")
+    if base and kind == "bicubic":
+        table = sincos_positions(base, base, features)
+        return np.einsum("ia,jb,abd->ijd", _cubic(height, base), _cubic(width, base), table).astype(np.float32)
+    base = 0 if kind == "extrapolate" else base
     omega = 10000.0 ** (-np.arange(features // 4) / (features // 4))
 
     def encode(count: int) -> np.ndarray:
@@ -116,6 +129,15 @@ def sincos_positions(height: int, width: int, features: int, base: int = 0) -> n
     columns = np.broadcast_to(encode(width)[None, :], (height, width, features // 2))
     rows = np.broadcast_to(encode(height)[:, None], (height, width, features // 2))
     return np.concatenate([columns, rows], axis=-1).astype(np.float32)
+
+
+def _cubic(count: int, base: int) -> Float[np.ndarray, "{count} {base}"]:
+    """The matrix that resizes `base` values to `count` by Keys' cubic kernel, pixels being areas."""
+    centres = (np.arange(count) + 0.5) * base / count - 0.5
+    d = np.abs(centres[:, None] - np.arange(base)) / max(1.0, base / count)
+    near, far = (1.5 * d - 2.5) * d**2 + 1, ((2.5 - 0.5 * d) * d - 4) * d + 2
+    weights = np.where(d < 1, near, np.where(d < 2, far, 0.0))
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 class EmbedMLP(nn.Module):

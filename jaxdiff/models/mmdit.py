@@ -73,7 +73,8 @@ class MMDiT(nn.Module):
 
     `noise_label` is 1000 t of rectified flow. cond needs `text` [b l text_dim] and, when pooled_dim > 0,
     `pooled` [b pooled_dim]; `text_mask` [b l] hides padding. position_table = S > 0 keeps an S x S table of
-    positions as a constant parameter and crops its centre, as the SD3 checkpoints do; 0 computes positions.
+    positions as a constant parameter and crops its centre, as the SD3 checkpoints do; 0 computes positions,
+    resampled by `grid` and `positions` as in `DiT`.
     pooled_dim = 0 keeps text out of the modulation, which then hears of it by attention alone. num_classes > 0 makes a
     network of classes: cond takes `label` instead of text, as `class_tokens` tokens. step_embed = "zero" or "reference"
     adds the condition `step` to the modulation, `control` that of its name.
@@ -92,6 +93,8 @@ class MMDiT(nn.Module):
     control: conditioning.Control | None = None
     qk_norm: bool = True
     position_table: int = 0
+    grid: int = 0
+    positions: str = "interpolate"
     step_embed: str = ""
     dtype: Dtype = jnp.float32
     remat: bool = False
@@ -150,7 +153,7 @@ class MMDiT(nn.Module):
     def _positions(self, rows: int, columns: int) -> Array:
         side = self.position_table
         if not side:
-            return jnp.asarray(layers.sincos_positions(rows, columns, self.width))
+            return jnp.asarray(layers.sincos_positions(rows, columns, self.width, self.grid, self.positions))
         if rows > side or columns > side:
             raise ValueError(
                 f"{rows}x{columns} patches exceed the table of {side}x{side} positions; use a smaller image"

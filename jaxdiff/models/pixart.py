@@ -83,9 +83,9 @@ class PixArt(nn.Module):
     null_tokens > 0 keeps that many tokens of a null text as a constant parameter, 120 in the published checkpoints: it
     stands in where there is no text, or where the mask hides a whole prompt, so null={"text_mask": False} guides and
     drops. Without it the null condition is the empty prompt's embedding. size_embed (the 1024-pixel model) needs
-    `control` = {"original_size": [b 2] height and width, "aspect": [b 1] height / width}. learn_variance, grid, control
-    and step_embed are as in `DiT`; the published 1024-pixel model has grid=32, the others count tokens. num_classes > 0
-    makes a network of classes: cond takes `label` instead of text, as `class_tokens` tokens.
+    `control` = {"original_size": [b 2] height and width, "aspect": [b 1] height / width}. learn_variance, grid,
+    positions, control and step_embed are as in `DiT`; the published 1024-pixel model has grid=32, the others count
+    tokens. num_classes > 0 makes a network of classes: cond takes `label` instead of text, as `class_tokens` tokens.
     """
 
     channels: int = 4
@@ -102,6 +102,7 @@ class PixArt(nn.Module):
     size_embed: bool = False
     learn_variance: bool = True
     grid: int = 0
+    positions: str = "interpolate"
     step_embed: str = ""
     dtype: Dtype = jnp.float32
     remat: bool = False
@@ -123,7 +124,8 @@ class PixArt(nn.Module):
             text = TextMLP(self.width, self.dtype, name="text_mlp")(text)
         tokens = layers.patchify(layers.tap(self, "in", x), self.patch)
         tokens = nn.Dense(self.width, kernel_init=layers.xavier, dtype=self.dtype, name="patches")(tokens)
-        positions = layers.sincos_positions(height // self.patch, width // self.patch, self.width, self.grid)
+        rows, columns = height // self.patch, width // self.patch
+        positions = layers.sincos_positions(rows, columns, self.width, self.grid, self.positions)
         tokens = layers.tap(self, "embedded", tokens + jnp.asarray(positions.reshape(-1, self.width), self.dtype))
         fields = {"heads": self.heads, "mlp_ratio": self.mlp_ratio, "dtype": self.dtype}
         stack = layers.block_stack(Block, self.depth, scan=self.scan, remat=self.remat, **fields)

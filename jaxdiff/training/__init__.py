@@ -1,7 +1,8 @@
 """Training: one loop for every method, sharded, checkpointed, stoppable."""
 
 from jaxdiff.training.build import Job, build, check_sampling
-from jaxdiff.training.evaluate import compare_halves, corrector, evaluate, sample, sampler
+from jaxdiff.training.curriculum import stages
+from jaxdiff.training.evaluate import captions, compare_halves, corrector, evaluate, sample, sampler
 from jaxdiff.training.trainer import NonFinite, Result, train
 
 __all__ = [
@@ -9,11 +10,13 @@ __all__ = [
     "NonFinite",
     "Result",
     "build",
+    "captions",
     "check_sampling",
     "compare_halves",
     "corrector",
     "evaluate",
     "sample",
     "sampler",
+    "stages",
     "train",
 ]

@@ -22,7 +22,7 @@ from jaxdiff.errors import pick
 from jaxdiff.evaluation.lpips import LPIPS
 from jaxdiff.methods import METHODS, Method, ema
 from jaxdiff.methods.sfd import teacher_model
-from jaxdiff.training import conditions, optim, sharding, teachers
+from jaxdiff.training import conditions, decoding, optim, sharding, teachers
 from jaxdiff.training.teachers import Frozen
 
 IMAGELESS = ("blank", "prompts")  # data sources that samples cannot be compared with
@@ -41,6 +41,7 @@ class Job(NamedTuple):
     null: Cond
     solver: solvers.Solver
     frozen: Frozen | None = None  # what the method's init takes from outside
+    decode: Callable[[Any], Any] | None = None  # of latents to images, on the host
 
     @property
     def nfe(self) -> int:
@@ -53,6 +54,7 @@ class Job(NamedTuple):
 def build(config: ConfigDict, devices: Any = None) -> Job:
     """All objects of a run from its config."""
     dataset = load(config.data.source, seed=config.seed, **_options(config.data.options))
+    dataset = captioned(config, dataset)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
     sharding.check_batch(config.data.batch_size, mesh, config.optim.accumulate)
     pick({"stop": 0, "skip": 0}, config.train.on_nonfinite, "train.on_nonfinite")
@@ -76,7 +78,7 @@ def build(config: ConfigDict, devices: Any = None) -> Job:
     method, frozen = pick(BUILDERS, config.method.name, "method")(config, model, dataset, null, solver, mesh)
     if pad is not None:
         method = conditions.padded(method, pad)
-    return Job(config, dataset, mesh, model, method, null, solver, frozen)
+    return Job(config, dataset, mesh, model, method, null, solver, frozen, decoding.decoder(config, dataset))
 
 
 def reference_data(config: ConfigDict) -> Dataset:
@@ -94,6 +96,25 @@ def unlabelled(dataset: Dataset) -> Dataset:
     return dataclasses.replace(dataset, fetch=fetch, num_classes=0, class_names=()) if dataset.num_classes else dataset
 
 
+def captioned(config: ConfigDict, dataset: Dataset) -> Dataset:
+    """The dataset with those embeddings of its captions that the model takes, so that one text serves every model."""
+    if dataset.encode is None:
+        return dataset
+    kind = pick(models.MODELS, config.model.name, "model")
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    takes = {**defaults, **_options(config.model.fields)}
+    if config.model.fields.get("num_classes"):
+        takes |= {"text_dim": 0, "pooled_dim": 0}  # asked to be told the class
+    needs = {"text": "text_dim", "text_mask": "text_dim", "pooled": "pooled_dim"}
+    gone = [name for name, field in needs.items() if name in dataset.null and not takes.get(field)]
+
+    def fetch(positions: range, executor: Executor | None) -> dict[str, Any]:
+        return {key: value for key, value in dataset.fetch(positions, executor).items() if key not in gone}
+
+    null = {name: value for name, value in dataset.null.items() if name not in gone}
+    return dataclasses.replace(dataset, fetch=fetch, null=null, encode=dataset.encode if null else None)
+
+
 def build_model(config: ConfigDict, dataset: Dataset) -> Any:
     """The network; classes and channels follow the data unless the config says otherwise."""
     fields = _options(config.model.fields)
@@ -106,6 +127,8 @@ def build_model(config: ConfigDict, dataset: Dataset) -> Any:
     classes = 0 if texts else dataset.num_classes
     follow = {"channels": dataset.image_shape[-1], "num_classes": classes, "dtype": dtype}
     known = {name: value for name, value in follow.items() if name in kind.__dataclass_fields__}
+    if "text" in dataset.null and "text_dim" in kind.__dataclass_fields__:
+        known["text_dim"] = dataset.null["text"].shape[-1]
     model = models.build(config.model.name, **{**known, **fields})
     if model.channels != dataset.image_shape[-1]:
         raise ValueError(
@@ -134,13 +157,13 @@ def build_wrapper(config: ConfigDict) -> Callable[..., Denoiser]:
 
 
 def abar(config: ConfigDict) -> Any:
-    """The table of a ddpm schedule."""
+    """The table of a ddpm schedule, for images noise.shift times as large: a timestep keeps its meaning."""
     tables = {
         "linear": denoisers.linear_abar,
         "sqrt_linear": denoisers.sqrt_linear_abar,
         "cosine": denoisers.cosine_abar,
     }
-    return pick(tables, config.denoiser.schedule, "ddpm schedule")()
+    return denoisers.rescaled_abar(pick(tables, config.denoiser.schedule, "ddpm schedule")(), config.noise.shift)
 
 
 def build_levels(config: ConfigDict) -> noise.Levels:
@@ -149,7 +172,7 @@ def build_levels(config: ConfigDict) -> noise.Levels:
     if config.noise.levels in ("lognormal", "logit_normal"):
         options = {"mean": config.noise.mean, "std": config.noise.std}
     elif config.noise.levels == "discrete":
-        options = {"table": denoisers.sigma_table(abar(config))}
+        return noise.make_levels("discrete", table=denoisers.sigma_table(abar(config)))  # which is shifted
     return noise.make_levels(config.noise.levels, config.noise.shift, **options)
 
 
@@ -179,12 +202,12 @@ def build_coupling(config: ConfigDict, dataset: Dataset, mesh: Mesh) -> noise.Co
 
 
 def build_grid(config: ConfigDict) -> Callable[[int], Any]:
-    """Number of timestamps -> the config's grid of so many."""
+    """Number of timestamps -> the config's grid of so many, its levels times noise.shift as those of training are."""
     c = config.sample
     table = denoisers.sigma_table(abar(config)) if c.grid == "discrete" else None
-    low, high = (
-        (c.sigma_min, c.sigma_max) if table is None else (max(c.sigma_min, table[0]), min(c.sigma_max, table[-1]))
-    )
+    low, high = c.sigma_min * config.noise.shift, c.sigma_max * config.noise.shift
+    if table is not None:
+        low, high = max(low, table[0]), min(high, table[-1])
     return lambda n: solvers.grid(n, low, high, c.grid, c.rho if c.grid == "polynomial" else None, table)
 
 
@@ -256,8 +279,11 @@ def _consistency(
             f"a consistency model knows levels from consistency.sigma_min={c.sigma_min} to sigma_max={c.sigma_max}; "
             f"sample.sigma_min={s.sigma_min} and sample.sigma_max={s.sigma_max} must lie between"
         )
-    if config.noise.levels != "lognormal":
-        raise ValueError(f"consistency models draw lognormal levels, got noise.levels={config.noise.levels!r}")
+    if config.noise.levels != "lognormal" or config.noise.shift != 1.0:
+        raise ValueError(
+            f"consistency models draw lognormal levels between ends of their own, got noise.shift={config.noise.shift} "
+            f"and noise.levels={config.noise.levels!r}; for larger images scale consistency.sigma_max and noise.mean"
+        )
     teacher = teachers.make(config, model, dataset, build_model) if c.distil else None
     method = METHODS["consistency"](
         model,

@@ -7,7 +7,7 @@ the batch size nor the number of devices changes it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -50,17 +50,24 @@ def _key(seed: Any, index: Any, purpose: int) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), index), purpose)
 
 
-def sampler(job: Job, labels: str | int = "random") -> Callable[..., tuple[Any, Any]]:
-    """A program `(state, seed, index [b]) -> (images [b ...], labels or None)`, sharded over the mesh."""
+def sampler(job: Job, labels: str | int = "random", prompts: Sequence[str] = ()) -> Callable[..., tuple[Any, Any]]:
+    """A program `(state, seed, index [b]) -> (images [b ...], labels or None)`, sharded over the mesh.
+
+    Text conditions are those of `prompts` in turn, or of the data's examples.
+    """
+    if prompts and job.dataset.encode is None:
+        raise ValueError(f"prompts need a model of captioned data; {job.dataset.name} and this model know no texts")
 
     def make(state: Any, unit: Any, cond: Any, seed: Any, index: Any) -> Any:
         keys = jax.vmap(lambda i: _key(seed, i, 2))(index) if job.solver.stochastic else None
         return job.method.sample(state, unit, cond, keys)
 
-    return _program(job, labels, make)
+    return _program(job, labels, make, prompts)
 
 
-def _program(job: Job, labels: str | int, make: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+def _program(
+    job: Job, labels: str | int, make: Callable[..., Any], prompts: Sequence[str] = ()
+) -> Callable[..., tuple[Any, Any]]:
     """`make(state, unit noise, cond, seed, index)` jitted, with everything but the state made from (seed, index)."""
 
     def run(state: Any, seed: Any, index: Any, texts: Any) -> tuple[Any, Any]:
@@ -71,15 +78,29 @@ def _program(job: Job, labels: str | int, make: Callable[..., Any]) -> Callable[
 
     everywhere, along = NamedSharding(job.mesh, PartitionSpec()), NamedSharding(job.mesh, BATCH)
     program = jax.jit(run, in_shardings=(None, None, along, along), out_shardings=everywhere)
-    return lambda state, seed, index: program(state, seed, index, _texts(job, index))
+    return lambda state, seed, index: program(state, seed, index, _texts(job, index, prompts))
 
 
-def _texts(job: Job, index: Any) -> dict[str, Any]:
-    """The text conditions of images `index`: those of the data's examples in turn."""
+def _texts(job: Job, index: Any, prompts: Sequence[str]) -> dict[str, Any]:
+    """The text conditions of images `index`: those of `prompts`, or of the data's examples, in turn."""
     if not job.dataset.null:
         return {}
+    if prompts and job.dataset.encode is not None:
+        embedded = job.dataset.encode([prompts[int(i) % len(prompts)] for i in np.asarray(index)])
+        return {name: embedded[name] for name in job.dataset.null}
     rows = [job.dataset.take(int(i), int(i) + 1) for i in np.asarray(index)]
     return {name: np.concatenate([row[name] for row in rows]) for name in job.dataset.null}
+
+
+def captions(job: Job, count: int, labels: Any = None) -> list[str]:
+    """What images 0 .. count were asked to show: the data's captions, the names of the labels, or nothing."""
+    data = job.dataset
+    if data.encode is not None:
+        ids = np.concatenate([data.take(i, min(i + 256, count))["caption_id"] for i in range(0, count, 256)])
+        return [data.captions[i] for i in ids]
+    if labels is None or not data.class_names:
+        return []
+    return [(*data.class_names, "")[int(label)] for label in labels]
 
 
 def corrector(job: Job, steps: int, labels: str | int = "random") -> Callable[..., tuple[Any, Any]]:
@@ -107,8 +128,12 @@ def sample(
     labels: str | int = "random",
     stop: Callable[[], bool] = lambda: False,
     run: Callable[..., Any] | None = None,
+    decode: bool = True,
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Batches of images and labels until `count`; the last is filled up and cut, so one program serves all."""
+    """Batches of images and labels until `count`; the last is filled up and cut, so one program serves all.
+
+    Latents become images where the config has an autoencoder, unless told not to `decode`.
+    """
     ways = job.mesh.shape["data"] * job.mesh.shape["fsdp"]
     size = -(-min(job.config.sample.batch_size, max(count, 1)) // ways) * ways
     run = run or sampler(job, labels)
@@ -117,14 +142,17 @@ def sample(
             return
         images, drawn = run(state, seed, jnp.arange(start, start + size))
         kept = min(size, count - start)
-        yield np.asarray(images)[:kept], None if drawn is None else np.asarray(drawn)[:kept]
+        pictures = np.asarray(images)[:kept]
+        pictures = job.decode(pictures) if decode and job.decode else pictures
+        yield pictures, None if drawn is None else np.asarray(drawn)[:kept]
 
 
 def reference_features(job: Job, net: Any) -> Any:
     """Features of the data set's own images, in stored order and not mirrored."""
     data = reference_data(job.config)
     total = min(job.config.eval.reference or data.size, data.size)
-    batches = (data.take(i, min(i + 256, total))["image"] for i in range(0, total, 256))
+    decode = job.decode or (lambda images: images)
+    batches = (decode(data.take(i, min(i + 256, total))["image"]) for i in range(0, total, 256))
     return evaluation.extract(net, batches, batch_size=256, keep=True)
 
 
@@ -169,13 +197,16 @@ def evaluate(
             "config"
         )
     if samples is None:
-        parts = list(sample(job, state, c.samples, c.seed, stop=stop, run=run))
+        parts = list(sample(job, state, c.samples, c.seed, stop=stop, run=run, decode=bool(c.net)))
         if sum(len(images) for images, _ in parts) < c.samples:
             return None
         samples = tuple(None if p[0] is None else np.concatenate(p) for p in zip(*parts, strict=True))
     images, labels = samples
+    asked = captions(job, len(images), labels) if job.dataset.judge else []
+    follows = job.dataset.judge(images, asked) if job.dataset.judge and asked else {}
     if not c.net:
-        return _pixel_distance(images, job.dataset.take(0, min(len(images), job.dataset.size))["image"])
+        real = job.dataset.take(0, min(len(images), job.dataset.size))["image"]
+        return {**_pixel_distance(images, real), **follows}
     net = evaluation.feature_net(c.net, c.weights or None)
     real = reference_features(job, net)
     fake = evaluation.extract(net, _chunks(evaluation.to_uint8(images)), batch_size=256, keep=True)
@@ -183,7 +214,7 @@ def evaluate(
     record = evaluation.evaluate_features(fake.features, real.features, how, probabilities=fake.probabilities)
     if labels is not None and fake.probabilities is not None and fake.probabilities.shape[1] == job.dataset.num_classes:
         record["accuracy"] = float((fake.probabilities.argmax(1) == labels).mean())
-    return record
+    return {**record, **follows}
 
 
 def compare_halves(job: Job) -> dict[str, Any]:
@@ -193,6 +224,7 @@ def compare_halves(job: Job) -> dict[str, Any]:
     data = [job.dataset.take(half * i, half * (i + 1))["image"] for i in (0, 1)]
     if not c.net:
         return _pixel_distance(*data)
+    data = [job.decode(images) for images in data] if job.decode else data
     net = evaluation.feature_net(c.net, c.weights or None)
     fake, real = (evaluation.extract(net, _chunks(evaluation.to_uint8(a)), batch_size=256, keep=True) for a in data)
     how = protocol(job, net, half, half, c.seed)

@@ -68,14 +68,24 @@ def write(workdir: Path, exported: Any) -> Path:
 
 def read(path: Path, abstract: Any) -> Any:
     """The exported state in the declared structure; every missing or mis-shaped array is an error."""
+    arrays = _arrays(path)
+    wrong = misfits(arrays, by_name(abstract))
+    if wrong:
+        raise ValueError(f"{path} belongs to another model: {wrong}")
+    return jax.tree_util.tree_map_with_path(lambda p, leaf: jax.numpy.asarray(arrays[path_name(p)]), abstract)
+
+
+def read_average(path: Path) -> dict[str, np.ndarray]:
+    """The exported parameters by name, whatever network they belong to."""
+    arrays = _arrays(path)
+    return {name.removeprefix("ema/"): array for name, array in arrays.items() if name.startswith("ema/")}
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
     path = Path(path)
     path = path / "export.safetensors" if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(
             f"no exported weights at {path.absolute()}: finish the run, or stop it, to have them written"
         )
-    arrays = files.read(path)
-    wrong = misfits(arrays, by_name(abstract))
-    if wrong:
-        raise ValueError(f"{path} belongs to another model: {wrong}")
-    return jax.tree_util.tree_map_with_path(lambda p, leaf: jax.numpy.asarray(arrays[path_name(p)]), abstract)
+    return files.read(path)

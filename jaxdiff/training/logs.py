@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+
+LETTER, LINE = 6, 12  # pixels of Pillow's own font
 
 
 class Logger:
@@ -64,11 +68,11 @@ class Logger:
         except OSError as error:
             raise OSError(f"cannot write {self._file.name}: {error}. Run the same command again to go on") from error
 
-    def images(self, step: int, images: Any, name: str = "samples") -> Path | None:
+    def images(self, step: int, images: Any, name: str = "samples", captions: Sequence[str] = ()) -> Path | None:
         """A grid as samples/{name}_{step}.png and in TensorBoard."""
         if not self.active:
             return None
-        picture = image_grid(images)
+        picture = captioned_grid(images, captions) if captions else image_grid(images)
         path = self.workdir / "samples" / f"{name}_{step:08d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         save_png(path, picture)
@@ -112,6 +116,26 @@ def image_grid(images: Any, columns: int | None = None, gap: int = 1, scale: int
         canvas[top : top + h, left : left + w] = image
     scale = scale or max(1, 32 // h)
     return canvas.repeat(scale, 0).repeat(scale, 1)
+
+
+def captioned_grid(images: Any, captions: Sequence[str], columns: int | None = None, side: int = 128) -> np.ndarray:
+    """Images [n h w c] in [-1, 1], enlarged to `side` pixels or more, with their captions below them."""
+    from PIL import Image, ImageDraw
+
+    scale = max(1, side // images.shape[2])
+    cells = [image_grid(image[None], 1, 0, scale) for image in images]
+    width = cells[0].shape[1]
+    lines = ["\n".join(textwrap.wrap(caption, max(1, width // LETTER))) for caption in captions]
+    room = LINE * max(text.count("\n") + 1 for text in lines) + 4
+    for i, text in enumerate(lines):
+        label = Image.new("RGB", (width, room), "white")
+        ImageDraw.Draw(label).multiline_text((2, 1), text, fill="black", spacing=1)
+        cells[i] = np.concatenate([cells[i], np.asarray(label)])
+    columns = columns or int(np.ceil(np.sqrt(len(cells))))
+    blank = np.full_like(cells[0], 255)
+    cells += [blank] * (-len(cells) % columns)
+    gapped = [np.pad(cell, ((2, 2), (2, 2), (0, 0)), constant_values=255) for cell in cells]
+    return np.concatenate([np.concatenate(gapped[i : i + columns], 1) for i in range(0, len(cells), columns)])
 
 
 def save_png(path: Path, picture: np.ndarray) -> None:

@@ -77,6 +77,10 @@ def make(config: ConfigDict, model: Any, dataset: Dataset, build_model: Callable
     wanted = CONVENTIONS.get(kind, config.denoiser.kind)
     if config.denoiser.kind != wanted:
         raise ValueError(f"weights of kind {kind!r} need denoiser.kind={wanted!r}, got {config.denoiser.kind!r}")
+    if kind in CONVENTIONS and wanted == "ddpm" and config.noise.shift != 1.0:
+        raise ValueError(
+            f"weights of kind {kind!r} know their own schedule: set noise.shift=1, got {config.noise.shift}"
+        )
     shapes = parameter_shapes(model, dataset)
 
     def load() -> Any:
@@ -91,14 +95,19 @@ def make(config: ConfigDict, model: Any, dataset: Dataset, build_model: Callable
 
 def public(path: Path, kind: str, model: Any, shapes: Any) -> Any:
     """The parameters of a file of public weights, which must be those of `model`."""
-    untold = ("heads", "head_width", "scan")  # what a file cannot tell, or how its blocks are laid out
-    known = weights.KINDS[kind].model.__dataclass_fields__
-    own = {name: getattr(model, name) for name in untold if name in known and hasattr(model, name)}
-    loaded, params = weights.load(path, kind, **own)
+    loaded, params = read_public(path, kind, model)
     wrong = misfits(by_name(params), by_name(shapes))
     if wrong:
         raise ValueError(f"{path} ({type(loaded).__name__}) is not the network of model.fields: {wrong}")
     return params
+
+
+def read_public(path: Path, kind: str, model: Any) -> tuple[Any, Any]:
+    """Public weights: their network, laid out as `model` where the file does not tell, and its parameters."""
+    untold = ("heads", "head_width", "scan")  # what a file cannot tell, or how its blocks are laid out
+    known = weights.KINDS[kind].model.__dataclass_fields__
+    own = {name: getattr(model, name) for name in untold if name in known and hasattr(model, name)}
+    return weights.load(path, kind, **own)
 
 
 def parameter_shapes(model: Any, dataset: Dataset) -> Any:
@@ -143,6 +152,11 @@ def _from_run(
                 f"the student must have the teacher's convention: denoiser.{name} is {config.denoiser[name]!r} here "
                 f"and {value!r} in {path}"
             )
+    if known.denoiser.kind == "ddpm" and config.noise.shift != known.noise.shift:
+        raise ValueError(
+            f"the student must have the teacher's schedule: noise.shift is {config.noise.shift} here and "
+            f"{known.noise.shift} in {path}"
+        )
     if bool(getattr(theirs, "step_embed", "")) != bool(getattr(model, "step_embed", "")):
         raise ValueError(
             f"the teacher {path} is a student with a step condition: set model.fields.step_embed='zero' and "

@@ -23,14 +23,15 @@ from ml_collections import ConfigDict
 
 from jaxdiff import evaluation
 from jaxdiff.data import prefetch
-from jaxdiff.training import distributed, export, teachers
+from jaxdiff.training import distributed, export, teachers, transfer
 from jaxdiff.training.build import Job, build
 from jaxdiff.training.checkpoint import Checkpoints
-from jaxdiff.training.evaluate import evaluate, sample, sampler
+from jaxdiff.training.curriculum import stages
+from jaxdiff.training.evaluate import captions, evaluate, sample, sampler
 from jaxdiff.training.logs import Logger
 from jaxdiff.training.sharding import bytes_per_device, fetch, global_batch, state_shardings, with_shardings
 from jaxdiff.training.stop import Stop
-from jaxdiff.trees import path_name
+from jaxdiff.trees import by_name, path_name
 
 
 class NonFinite(RuntimeError):
@@ -56,6 +57,8 @@ class Guard:
 
 def train(config: ConfigDict, workdir: str | os.PathLike, *, quiet: bool = False, devices: Any = None) -> Result:
     """Train as the config says, in `workdir`; going on from its newest checkpoint if there is one."""
+    if config.curriculum:
+        return train_stages(config, Path(workdir), quiet=quiet, devices=devices)
     job = build(config, devices)
     distributed.agree(config.to_dict())
     declared, shardings = declare(job)
@@ -74,6 +77,29 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, quiet: bool = False
         finally:
             checkpoints.close()
             log.close()
+
+
+def train_stages(config: ConfigDict, root: Path, **how: Any) -> Result:
+    """The stages of a curriculum, each in its folder and from the parameters of the last; done ones are passed over."""
+    staged = stages(config)
+    for _, stage in staged:
+        build(stage, how["devices"])  # what is wrong with the last stage is told before the first
+    for i, (name, stage) in enumerate(staged):
+        folder = root / name
+        with stage.unlocked():
+            if i:
+                stage.train.init_from, stage.train.init_kind = str(root / staged[i - 1][0]), "run"
+        if i < len(staged) - 1 and finished(folder, stage.train.steps):
+            continue
+        result = train(stage, folder, **how)
+        if result.stopped:
+            break
+    return result
+
+
+def finished(root: Path, steps: int) -> bool:
+    """Whether a run has come to its last step and was exported."""
+    return (root / "export.safetensors").is_file() and (root / "checkpoints" / str(steps)).is_dir()
 
 
 def prepare(workdir: str | os.PathLike, config: ConfigDict) -> Path:
@@ -127,18 +153,25 @@ def start(job: Job, checkpoints: Checkpoints, declared: Any, shardings: Any, log
         log.say(f"resuming from the checkpoint of step {step}{unread}")
         log.event({"event": "resume", "step": step})
         return checkpoints.restore(step, declared)
-    found = given(job, Path(source), job.config.train.init_kind, declared) if source else None
+    kept = transfer.fit(_given(job, Path(source)), declared.params, source) if source else None
     # initialisers compile slowly and run once: on CPU, spare them the compiler's optimizations
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     init = jax.jit(job.method.init, out_shardings=shardings, compiler_options=options)
     outside = () if frozen is None else (jax.device_put(frozen, shardings.frozen),)
     state = init(jax.random.fold_in(jax.random.key(job.config.seed), 0), example_batch(job), *outside)
-    if found is None:
+    if kept is None:
         log.say("starting afresh")
         return state
-    log.say(f"starting from the parameters of {source}")
+    log.say(f"starting from the parameters of {source}: {transfer.report(kept, declared.params)}")
     copies = [name for name in ("params", "ema", "target") if getattr(state, name, None) is not None]
-    return jax.device_put(state.replace(**{name: jax.tree.map(jnp.copy, found) for name in copies}), shardings)
+    taken = {name: transfer.put(kept, state.params) for name in copies}
+    return jax.device_put(state.replace(**taken), shardings)
+
+
+def _given(job: Job, source: Path) -> dict[str, Any]:
+    """The parameters of `train.init_from` by name."""
+    kind = job.config.train.init_kind
+    return export.read_average(source) if kind == "run" else by_name(teachers.read_public(source, kind, job.model)[1])
 
 
 def given(job: Job, source: Path, kind: str, declared: Any) -> Any:
@@ -326,9 +359,10 @@ def note_evaluation(log: Logger, step: int, record: dict[str, Any], root: Path) 
 
 
 def draw(job: Job, state: Any, step: int, log: Logger, samplers: dict[str, Any]) -> None:
-    """A grid of samples, the classes in turn."""
+    """A grid of samples, the classes in turn, or captioned."""
     if len(job.dataset.image_shape) != 3 or not job.config.sample.count:
         return
     run = samplers.setdefault("cycle", sampler(job, "cycle"))
     parts = sample(job, state, job.config.sample.count, job.config.seed, run=run)
-    log.images(step, np.concatenate([images for images, _ in parts]))
+    texts = captions(job, job.config.sample.count) if job.dataset.encode else []
+    log.images(step, np.concatenate([images for images, _ in parts]), captions=texts)

@@ -1,0 +1,52 @@
+"""The files that configs/t2i_small.py:emoji reads, from a set of 32x32 emoji with captions and their embeddings.
+
+    python experiments/conditioning/emoji.py --data=FOLDER [--out=.]
+
+FOLDER holds emoji32.npz, pictures with the number of their captions, and emoji_text_minilm_tokens.npz, the last hidden
+states of a sentence encoder for each caption. Writes emoji32.npz (images, captions, caption_ids; the
+captions of the test split left out) and emoji_text/ (text.npy, text_mask.npy).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+
+def table(hidden: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Texts [rows + 1, l, d] and their mask; the last row, for no text, is one token of zeros."""
+    lengths = np.append(np.diff(offsets)[rows], 1)
+    text = np.zeros((len(lengths), lengths.max(), hidden.shape[1]), np.float16)
+    for i, row in enumerate(rows):
+        text[i, : lengths[i]] = hidden[offsets[row] : offsets[row + 1]]
+    return text, np.arange(lengths.max()) < lengths[:, None]
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--data", required=True)
+    p.add_argument("--out", default=".")
+    args = p.parse_args()
+    files = [Path(args.data) / f"{name}.npz" for name in ("emoji32", "emoji_text_minilm_tokens")]
+    for file in files:
+        if not file.is_file():
+            p.error(f"there is no {file.name} in {Path(args.data).resolve()}")
+    pictures, texts = (np.load(file, allow_pickle=False) for file in files)
+    kept = np.flatnonzero(~pictures["is_test"].astype(bool))  # captions
+    number = np.full(len(pictures["captions"]), -1)
+    number[kept] = np.arange(len(kept))
+    ids = number[pictures["caption_id"]]
+    out = Path(args.out)
+    (out / "emoji_text").mkdir(parents=True, exist_ok=True)
+    images = pictures["images"][ids >= 0]
+    np.savez(out / "emoji32.npz", images=images, captions=pictures["captions"][kept], caption_ids=ids[ids >= 0])
+    text, mask = table(texts["hidden"], texts["token_offsets"], kept)
+    np.save(out / "emoji_text" / "text.npy", text)
+    np.save(out / "emoji_text" / "text_mask.npy", mask)
+    print(f"wrote {len(images)} pictures with {len(kept)} captions of up to {text.shape[1]} tokens to {out}")
+
+
+if __name__ == "__main__":
+    main()

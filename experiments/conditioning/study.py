@@ -1,0 +1,127 @@
+"""What the studies of conditioning share: small text-to-image trainings on rendered shapes, scored by their captions.
+
+Scores are shares of samples whose colours, shapes and places, read from the picture, are those of the caption
+(`data.caption_scores`): a stand-in for CLIP scores that can be measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from lab import cell, plt, show
+
+from jaxdiff import training
+from jaxdiff.configs import t2i_small
+from jaxdiff.training import transfer
+
+SIZE, PATCH = 16, 4
+
+
+def parser(doc: str | None, steps: int) -> argparse.ArgumentParser:
+    """The flags of every study."""
+    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--steps", type=int, default=steps, help="of each training")
+    p.add_argument("--marks", type=int, default=6, help="times a training is looked at, evenly spaced")
+    p.add_argument("--seeds", type=int, default=3)
+    p.add_argument("--width", type=int, default=64, help="of the transformers")
+    p.add_argument("--samples", type=int, default=256, help="images behind each score")
+    p.add_argument("--out", default="runs/experiments")
+    p.add_argument("--tiny", action="store_true", help="a few steps of a small network, to try the script")
+    return p
+
+
+def parse(p: argparse.ArgumentParser) -> argparse.Namespace:
+    args = p.parse_args()
+    if args.tiny:
+        args.steps, args.marks, args.samples, args.seeds, args.width = 4, 2, 8, 1, 16
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/jaxdiff").expanduser()))
+    return args
+
+
+class Variant:
+    """configs/t2i_small.py at 16x16 with changes, and its compiled programs, kept over seeds."""
+
+    def __init__(self, args: argparse.Namespace, changes: dict[str, Any], network: str = "mmdit", steps: int = 0):
+        config = t2i_small.get_config(f"tiny,{network}" if args.tiny else network)
+        steps = steps or args.steps
+        with config.unlocked():
+            config.data.options.size = SIZE
+            config.optim.warmup_images = config.data.batch_size * (steps // 20)
+            config.optim.decay, config.optim.decay_images = "cosine", config.data.batch_size * steps
+            config.ema.options.images = config.data.batch_size * steps / 20
+            if "patch" in config.model.fields:
+                config.model.fields.update(patch=PATCH, width=args.width)
+            config.sample.batch_size = args.samples
+            config.update_from_flattened_dict(changes)
+        self.args, self.config = args, config
+        self.marks = [steps * (i + 1) // args.marks for i in range(args.marks)]
+        self.job = training.build(config)
+        self.step = jax.jit(self.job.method.step, donate_argnums=0)
+        self.draw = training.sampler(self.job, "random")
+
+    def train(
+        self, seed: int, start: dict[str, Any] | None = None, watch: Callable[[int, Any], None] | None = None
+    ) -> Any:
+        """The state after the last mark, from parameters `start` by name where given; `watch(step, state)` at marks."""
+        key, size, data = jax.random.key(seed), self.config.data.batch_size, self.job.dataset
+        state = jax.jit(self.job.method.init)(key, data.batch(0, size))
+        if start is not None:
+            kept = transfer.fit(start, state.params, "the smaller run")
+            state = state.replace(**{name: transfer.put(kept, state.params) for name in ("params", "ema")})
+        for step in range(1, self.marks[-1] + 1):
+            batch = data.batch(seed * 1_000_000 + step, size)
+            state, _ = self.step(state, batch, jax.random.fold_in(key, step))
+            if watch is not None and step in self.marks:
+                watch(step, state)
+        return state
+
+    def score(self, state: Any, seed: int) -> dict[str, float]:
+        """How well samples follow their captions, or the pairs that their labels name."""
+        parts = list(training.sample(self.job, state, self.args.samples, 1000 + seed, run=self.draw))
+        images = np.concatenate([images for images, _ in parts])
+        labels = None if parts[0][1] is None else np.concatenate([drawn for _, drawn in parts])
+        return self.job.dataset.judge(images, training.captions(self.job, len(images), labels))
+
+    def curves(self, starts: Sequence[Any] = ()) -> list[list[dict[str, float]]]:
+        """Scores by seed and mark; seed i starts from starts[i] where given."""
+        found: list[list[dict[str, float]]] = []
+        for seed in range(self.args.seeds):
+            scores: list[dict[str, float]] = []
+            self.train(
+                seed,
+                starts[seed] if starts else None,
+                lambda step, state: scores.append(self.score(state, seed)),  # noqa: B023
+            )
+            found.append(scores)
+            print(f"  seed {seed}: {scores[-1]}", flush=True)
+        return found
+
+
+def report(args: Any, name: str, claim: str, curves: dict[str, Any], marks: dict[str, list[int]], key: str) -> None:
+    """The last scores of each variant, the figure of `key` by steps, and the JSON file."""
+    keys = list(next(iter(curves.values()))[0][-1])
+    rows = [[variant, *(cell([seed[-1][k] for seed in found]) for k in keys)] for variant, found in curves.items()]
+    title = f"{name}: shares of samples that follow their captions, {args.seeds} seeds, {args.samples} samples"
+    show(title, ["", *keys], rows)
+    print(f"\nthe paper: {claim}")
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    record = {"settings": {k: v for k, v in vars(args).items() if k != "out"}, "marks": marks, "scores": curves}
+    (out / f"conditioning_{name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    figure, axis = plt.subplots(figsize=(7, 4.5))
+    for variant, found in curves.items():
+        values = np.asarray([[mark[key] for mark in seed] for seed in found])
+        axis.errorbar(marks[variant], values.mean(0), values.std(0), marker="o", markersize=3, capsize=2, label=variant)
+    axis.set(xlabel="training steps", ylabel=f"{key}, share of samples", ylim=(0, 1.02))
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(out / f"conditioning_{name}.png", dpi=100)
+    plt.close(figure)
+    print(f"wrote conditioning_{name}.json and .png to {out}")

@@ -1,0 +1,170 @@
+"""Captioned pictures made here: two coloured shapes side by side, "a red circle left of a blue square".
+
+What a picture shows can be read back by matching it with every way a shape can be drawn, so how well samples follow
+their captions is a number: `caption_scores`, which needs no network.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float32, Int
+
+from jaxdiff.data.examples import Source
+from jaxdiff.data.memory import in_memory
+
+COLOURS = {"red": (1, -1, -1), "green": (-1, 1, -1), "blue": (-1, -1, 1), "yellow": (1, 1, -1)}
+SHAPES = ("circle", "square", "triangle")
+THINGS = tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)  # thing = colour * len(SHAPES) + shape
+PAIRS = tuple(itertools.permutations(range(len(THINGS)), 2))  # (left, right), never alike
+CAPTIONS = tuple(
+    caption
+    for left, right in PAIRS
+    for caption in (f"a {THINGS[left]} left of a {THINGS[right]}", f"a {THINGS[right]} right of a {THINGS[left]}")
+)
+RADII = (0.15, 0.18)  # of the picture's side
+SHIFTS = tuple(itertools.product((-2 / 32, 0.0, 2 / 32), (-1 / 32, 0.0, 1 / 32)))  # of the centre, down and right
+SAMPLES = 4  # per pixel and direction, against jagged edges
+
+
+class Shapes(NamedTuple):
+    """Pictures and what is in them; caption 2 pair and 2 pair + 1 say the same of PAIRS[pair]."""
+
+    images: list[np.ndarray]  # uint8 [h w 3]
+    pairs: np.ndarray  # int32 [n], an index of PAIRS
+    captions: np.ndarray  # int32 [n], an index of CAPTIONS
+
+
+def shape_set(count: int, size: int | Sequence[int] = 32, draw: int = 0) -> Shapes:
+    """`count` pictures of size x size pixels, or of several in turn; picture i depends on (draw, i) and its size."""
+    sizes = (size,) if isinstance(size, int) else tuple(size)
+    if count < 1 or not sizes or any(side < 8 or side % 2 for side in sizes):
+        raise ValueError(f"shapes need count >= 1 and even sizes of 8 pixels or more, got {count=}, {size=}")
+    images, pairs, captions = [], [], []
+    for i in range(count):
+        rng = np.random.default_rng((draw, i))
+        pair, wording = int(rng.integers(len(PAIRS))), int(rng.integers(2))
+        images.append(_paint(PAIRS[pair], sizes[i % len(sizes)], rng))
+        pairs.append(pair)
+        captions.append(2 * pair + wording)
+    return Shapes(images, np.asarray(pairs, np.int32), np.asarray(captions, np.int32))
+
+
+def shapes(count: int = 4000, size: int | Sequence[int] = 32, draw: int = 0) -> Source:
+    """The pictures with captions, and with the pair as a label; several sizes need image_size= to become one."""
+    made = shape_set(count, size, draw)
+    alike = len({image.shape for image in made.images}) == 1
+    images = np.stack(made.images) if alike else np.zeros((count, 1, 1, 3), np.uint8)
+    texts: dict[str, Any] = {"class_names": CAPTIONS[::2], "caption_ids": made.captions, "captions": CAPTIONS}
+    source = in_memory("shapes", images, made.pairs, **texts)
+    if not alike:
+        columns = {**source.arrays, "image": made.images}
+        mark = f"{source.fingerprint} {size} {draw}"
+        source = source._replace(read=lambda i: {k: v[i] for k, v in columns.items()}, arrays={}, fingerprint=mark)
+    return source._replace(judge=caption_scores)
+
+
+def _paint(pair: tuple[int, int], size: int, rng: np.random.Generator) -> np.ndarray:
+    ground = rng.uniform(-0.3, 0.3)
+    image = np.full((size, size, 3), ground)
+    for side, thing in enumerate(pair):
+        colour, shape = divmod(thing, len(SHAPES))
+        places = _masks(size)[shape]
+        mask = places[rng.integers(len(places))][..., None]
+        half = image[:, side * size // 2 : (side + 1) * size // 2]
+        half += mask * (np.asarray(list(COLOURS.values())[colour]) - ground)
+    return np.rint((image + 1) * 127.5).astype(np.uint8)
+
+
+@functools.lru_cache(maxsize=8)
+def _masks(size: int) -> Float[np.ndarray, "shapes places h w"]:
+    """Every way to draw each shape in half a picture: the share of each pixel that it covers."""
+    fine = (np.arange(size * SAMPLES) + 0.5) / (size * SAMPLES)
+    y, x = fine[:, None] - 0.5, fine[None, : size * SAMPLES // 2] - 0.25
+    drawn = [
+        [_covers(shape, (y - down) / radius, (x - right) / radius) for radius in RADII for down, right in SHIFTS]
+        for shape in SHAPES
+    ]
+    return np.asarray(drawn, float).reshape(len(SHAPES), -1, size, SAMPLES, size // 2, SAMPLES).mean((3, 5))
+
+
+def _covers(shape: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Whether points lie in the shape of radius 1."""
+    if shape == "circle":
+        return x**2 + y**2 <= 1
+    if shape == "square":
+        return np.maximum(np.abs(x), np.abs(y)) <= 0.9
+    return (y <= 0.85) & (2 * np.abs(x) <= y + 1.15)
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+def read_shapes(images: Float32[np.ndarray, "n h w 3"]) -> Int[np.ndarray, "n 2"]:
+    """The thing on the left and on the right of pictures in [-1, 1]: the drawing that is nearest in squared distance.
+
+    With u the half picture less its background b, m a mask and c a colour, |u - m (c - b)|^2 is
+    |u|^2 - 2 sum_k (c - b)_k <m, u_k> + |m|^2 |c - b|^2. The background is the median, shapes being small.
+    """
+    size = images.shape[1]
+    masks = _masks(size).reshape(-1, size * size // 2)
+    colours = np.asarray(list(COLOURS.values()), float)
+    found = []
+    for half in np.split(images.astype(float), 2, axis=2):
+        pixels = half.reshape(len(half), -1, 3)
+        ground = np.median(pixels, axis=1)
+        overlap = np.einsum("mp,npk->nmk", masks, pixels - ground[:, None])
+        contrast = colours - ground[:, None]  # [n c 3]
+        cost = (masks**2).sum(1)[:, None] * (contrast**2).sum(-1)[:, None] - 2 * np.einsum(
+            "nmk,nck->nmc", overlap, contrast
+        )
+        best = cost.reshape(len(half), len(SHAPES), -1, len(COLOURS)).min(2).reshape(len(half), -1).argmin(1)
+        shape, colour = np.divmod(best, len(COLOURS))
+        found.append(colour * len(SHAPES) + shape)
+    return np.stack(found, axis=1)
+
+
+def parse_caption(caption: str) -> tuple[int, int]:
+    """The things a caption wants on the left and on the right."""
+    found = re.fullmatch(r"an? (\w+ \w+) (left|right) of an? (\w+ \w+)", caption.strip().lower())
+    things = (found[1], found[3]) if found else ()
+    if not found or any(thing not in THINGS for thing in things):
+        raise ValueError(
+            f"{caption!r} is not of the form 'a red circle left of a blue square', with the colours "
+            f"{', '.join(COLOURS)} and the shapes {', '.join(SHAPES)}"
+        )
+    first, second = (THINGS.index(thing) for thing in things)
+    return (first, second) if found[2] == "left" else (second, first)
+
+
+def caption_scores(images: Float32[np.ndarray, "n h w 3"], captions: Sequence[str]) -> dict[str, float]:
+    """Shares of pictures that follow their captions.
+
+    `colour` and `shape`: of things that have the right one in the right place; `caption`: of pictures right in all
+    four; `left_right`: of pictures that look more like their caption than like it with left and right exchanged, a
+    half for those in between. Guessing scores 1/4, 1/3, 1/132 and 1/2.
+    """
+    seen, wanted = read_shapes(images), np.asarray([parse_caption(caption) for caption in captions])
+    right = [np.stack([part(seen) == part(want) for part in (_colour, _shape)]) for want in (wanted, wanted[:, ::-1])]
+    straight, crossed = (found.sum((0, 2)) for found in right)  # of 4
+    order = np.where(straight == crossed, 0.5, straight > crossed)
+    colour, shape = (float(found.mean()) for found in right[0])
+    return {
+        "colour": colour,
+        "shape": shape,
+        "caption": float((straight == 4).mean()),
+        "left_right": float(order.mean()),
+    }
+
+
+def _colour(things: np.ndarray) -> np.ndarray:
+    return things // len(SHAPES)
+
+
+def _shape(things: np.ndarray) -> np.ndarray:
+    return things % len(SHAPES)

@@ -1,0 +1,98 @@
+"""Text to image through the command line: training, prompts to a captioned grid, scores of captions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxdiff import cli, data, training
+from jaxdiff.configs import t2i_small
+from jaxdiff.data.shapes import CAPTIONS
+from jaxdiff.training.logs import captioned_grid
+from jaxdiff.training.trainer import declare
+
+PROMPTS = ["a red circle left of a blue square", "a green triangle right of a yellow circle"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("t2i") / "run"
+    flags = [f"--workdir={folder}", "--config.train.steps=2", "--config.sample.count=0", "--config.compile_cache="]
+    assert cli.main(["train", "--config=t2i_small.py:tiny", *flags]) == 0
+    return folder
+
+
+def test_prompts_become_a_captioned_grid(run, tmp_path, capsys):
+    out = tmp_path / "grid.png"
+    flags = [f"--workdir={run}", "--count=8", "--config.sample.steps=2", f"--prompts={'|'.join(PROMPTS)}"]
+    assert cli.main(["sample", *flags, f"--out={out}"]) == 0
+    assert "wrote 8 samples" in capsys.readouterr().out
+    assert np.asarray(Image.open(out)).shape[1] == 3 * (128 + 4)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(PROMPTS) + "\n")
+    flags[-1] = f"--prompts={prompts}"
+    assert cli.main(["sample", *flags, f"--out={tmp_path / 'a.npz'}"]) == 0
+    with np.load(tmp_path / "a.npz") as stored:
+        assert list(stored["captions"]) == PROMPTS * 4 and stored["images"].shape == (8, 8, 8, 3)
+
+
+def test_evaluation_tells_how_well_captions_are_followed(run, capsys):
+    assert cli.main(["evaluate", f"--workdir={run}", "--config.sample.steps=2"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{name}: 0." in out for name in ("colour", "shape", "left_right")) and "sliced_wasserstein" in out
+
+
+def test_the_data_themselves_follow_their_captions():
+    """The pictures of the examples whose captions samples are given score 1, so an index is not one off."""
+    for arg in ("tiny", "tiny,dit"):
+        job = training.build(t2i_small.get_config(arg), jax.devices()[:1])
+        batch = job.dataset.take(0, 8)
+        scores = training.evaluate(job, None, samples=(batch["image"], batch["label"] if "dit" in arg else None))
+        assert scores["caption"] == scores["left_right"] == 1
+
+
+@pytest.mark.parametrize("name", t2i_small.NETWORKS)
+def test_every_network_trains_under_the_same_config(name):
+    job = training.build(t2i_small.get_config(f"tiny,{name}"), jax.devices()[:1])
+    texts = name in ("mmdit", "pixart", "latent_unet")
+    assert set(job.null) == ({"text", "text_mask"} if texts else {"label"})
+    state, _ = declare(job)
+    batch = job.dataset.batch(0, 8)
+    assert ("text" in batch) == texts and "pooled" not in batch
+    _, metrics = jax.eval_shape(job.method.step, state, batch, jax.random.key(0))
+    assert metrics["loss"].shape == ()
+
+
+def test_stages_of_the_curriculum_fit_each_other():
+    staged = dict(training.stages(t2i_small.get_config("tiny,curriculum")))
+    jobs = {name: training.build(stage, jax.devices()[:1]) for name, stage in staged.items()}
+    assert [job.dataset.image_shape[0] for job in jobs.values()] == [4, 8]
+    assert [staged[name].noise.shift for name in jobs] == [1.0, 2.0] and jobs["stage2"].model.grid == 2
+    small, large = (jax.tree.map(jnp.shape, declare(job)[0].params) for job in jobs.values())
+    assert small == large
+
+
+def test_prompts_need_a_model_of_texts(run):
+    job = training.build(t2i_small.get_config("tiny,dit"), jax.devices()[:1])
+    with pytest.raises(ValueError, match="prompts need a model of captioned data"):
+        training.sampler(job, prompts=PROMPTS)
+
+
+def test_captions_stand_below_their_pictures():
+    grid = captioned_grid(np.ones((3, 8, 8, 3), np.float32), [CAPTIONS[0], CAPTIONS[1], ""], columns=2)
+    assert grid.shape[1] == 2 * 132 and grid.shape[0] % 2 == 0
+    cells = grid.reshape(2, -1, 2, 132, 3).swapaxes(1, 2)  # all pictures are white: what is dark is text
+    dark = (cells < 128).any((2, 3, 4))
+    np.testing.assert_array_equal(dark, [[True, True], [False, False]])
+
+
+def test_hashed_prompts_may_be_anything():
+    made = data.load("shapes", count=4, size=8, caption_text=(12, 8))
+    assert made.encode(["anything at all"])["text"].shape == (1, 12, 8)
+
+
+def test_init_from_names_another_run(tmp_path, capsys):
+    flags = [f"--init_from={tmp_path / 'nowhere'}", f"--workdir={tmp_path / 'run'}"]
+    assert cli.main(["train", "--config=mixture2d.py:tiny", *flags]) == 2
+    assert f"no exported weights at {tmp_path / 'nowhere'}" in capsys.readouterr().err

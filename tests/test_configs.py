@@ -173,7 +173,18 @@ COMPILED = ("imagenet256_dit", "mixture2d", "mixture2d_emd")
 TRACED_BY_ANOTHER = {"imagenet64_emd": "digits_emd", "imagenet128_emd": "digits_emd"}  # the same step, larger
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in TRACED_BY_ANOTHER])
+# the same method on a like network is traced by default for another config
+SECOND = ("digits_immiscible", "digits_sfd", "imagenet64", "imagenet64_sfd", "sd15_emd")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in SECOND))
+        for name in NAMES
+        if name not in TRACED_BY_ANOTHER
+    ],
+)
 def test_tiny_trains_a_step_and_samples(name):
     config = module(name).get_config("tiny")
     with promotion(config):

@@ -6,8 +6,8 @@
 
 Sample grids carry their captions; evaluation reads colours, shapes and their places back from the samples. Networks
 under the same config: `:mmdit` (the default), `:pixart` and `:latent_unet` read the text, `:dit` and `:mdt` are told
-the pair of things as a class. `:curriculum` trains three quarters of the steps at 16x16 and goes on from there at
-32x32; samples are then those of --workdir=runs/t2i/stage2. `:emoji` trains on the files that
+the pair of things as a class. `:curriculum` trains three quarters of the steps on classes at 16x16 and goes on from
+there on captions at 32x32; samples are then those of --workdir=runs/t2i/stage2. `:emoji` trains on the files that
 experiments/conditioning/emoji.py makes, or on others like them: --config.data.options.images is an .npz file with
 images, captions and caption_ids, --config.data.options.caption_text a folder with the captions' embeddings. `:tiny`
 tries it in seconds, `:tiny,pixart` another network.
@@ -18,6 +18,7 @@ Any CPU, in an hour or so; a GPU in minutes.
 from ml_collections import ConfigDict
 
 from jaxdiff.configs import default
+from jaxdiff.data.shapes import PAIRS
 
 TOKENS = {"patch": 4, "depth": 4, "width": 128, "heads": 4}
 UNET = {"width": 32, "multipliers": (1, 2, 2), "blocks": 1, "depths": (0, 1, 1), "heads": 4, "groups": 8}
@@ -71,10 +72,12 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def _curriculum(c: ConfigDict) -> ConfigDict:
-    """The same pictures at half the size first; then noise and positions as the larger size wants them."""
+    """Classes at half the size first; then captions, with noise and positions as the larger size wants them."""
     half = c.data.options.size // 2
     small = {"data": {"options": {"image_size": half, "crop": "global"}}, "train": {"steps": 3 * c.train.steps // 4}}
     large = {"noise": {"shift": 2.0}, "train": {"steps": c.train.steps // 4}}
-    if "patch" in c.model.fields and c.model.name != "mdt":  # whose own table is resampled
+    if c.model.name in ("mmdit", "pixart"):
+        small["model"] = {"fields": {"num_classes": len(PAIRS)}}
+    if c.model.name in ("mmdit", "pixart", "dit"):  # an MDT's own table is resampled
         large["model"] = {"fields": {"grid": half // c.model.fields.patch}}
     return ConfigDict({"stage1": small, "stage2": large})

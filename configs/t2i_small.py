@@ -15,6 +15,8 @@ tries it in seconds, `:tiny,pixart` another network.
 Any CPU, in an hour or so; a GPU in minutes.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from jaxdiff.configs import default
@@ -29,7 +31,7 @@ NETWORKS = {
     "dit": {**TOKENS, "learn_variance": False},
     "mdt": {**TOKENS, "decoder": 2, "learn_variance": False},
 }
-SMALL = {name: {"patch": 2, "depth": 2, "width": 16, "heads": 2} for name in NETWORKS}
+SMALL: dict[str, dict[str, Any]] = {name: {"patch": 2, "depth": 2, "width": 16, "heads": 2} for name in NETWORKS}
 SMALL["mdt"]["depth"] = 4
 SMALL["latent_unet"] = {"width": 8, "multipliers": (1, 2), "depths": (0, 1), "heads": 2, "groups": 4}
 

@@ -6,8 +6,8 @@
 
 Sample grids carry their captions; evaluation reads colours, shapes and their places back from the samples. Networks
 under the same config: `:mmdit` (the default), `:pixart` and `:latent_unet` read the text, `:dit` and `:mdt` are told
-the pair of things as a class. `:curriculum` trains three quarters of the steps at 16x16 and goes on from there at
-32x32; samples are then those of --workdir=runs/t2i/stage2. `:emoji` trains on the files that
+the pair of things as a class. `:curriculum` trains three quarters of the steps on classes at 16x16 and goes on from
+there on captions at 32x32; samples are then those of --workdir=runs/t2i/stage2. `:emoji` trains on the files that
 experiments/conditioning/emoji.py makes, or on others like them: --config.data.options.images is an .npz file with
 images, captions and caption_ids, --config.data.options.caption_text a folder with the captions' embeddings. `:tiny`
 tries it in seconds, `:tiny,pixart` another network.
@@ -15,9 +15,12 @@ tries it in seconds, `:tiny,pixart` another network.
 Any CPU, in an hour or so; a GPU in minutes.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from jaxdiff.configs import default
+from jaxdiff.data.shapes import PAIRS
 
 TOKENS = {"patch": 4, "depth": 4, "width": 128, "heads": 4}
 UNET = {"width": 32, "multipliers": (1, 2, 2), "blocks": 1, "depths": (0, 1, 1), "heads": 4, "groups": 8}
@@ -28,7 +31,7 @@ NETWORKS = {
     "dit": {**TOKENS, "learn_variance": False},
     "mdt": {**TOKENS, "decoder": 2, "learn_variance": False},
 }
-SMALL = {name: {"patch": 2, "depth": 2, "width": 16, "heads": 2} for name in NETWORKS}
+SMALL: dict[str, dict[str, Any]] = {name: {"patch": 2, "depth": 2, "width": 16, "heads": 2} for name in NETWORKS}
 SMALL["mdt"]["depth"] = 4
 SMALL["latent_unet"] = {"width": 8, "multipliers": (1, 2), "depths": (0, 1), "heads": 2, "groups": 4}
 
@@ -71,10 +74,12 @@ def get_config(arg: str = "") -> ConfigDict:
 
 
 def _curriculum(c: ConfigDict) -> ConfigDict:
-    """The same pictures at half the size first; then noise and positions as the larger size wants them."""
+    """Classes at half the size first; then captions, with noise and positions as the larger size wants them."""
     half = c.data.options.size // 2
     small = {"data": {"options": {"image_size": half, "crop": "global"}}, "train": {"steps": 3 * c.train.steps // 4}}
     large = {"noise": {"shift": 2.0}, "train": {"steps": c.train.steps // 4}}
-    if "patch" in c.model.fields and c.model.name != "mdt":  # whose own table is resampled
+    if c.model.name in ("mmdit", "pixart"):
+        small["model"] = {"fields": {"num_classes": len(PAIRS)}}
+    if c.model.name in ("mmdit", "pixart", "dit"):  # an MDT's own table is resampled
         large["model"] = {"fields": {"grid": half // c.model.fields.patch}}
     return ConfigDict({"stage1": small, "stage2": large})

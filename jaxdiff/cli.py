@@ -126,7 +126,8 @@ def sample(arguments: list[str]) -> int:
         save_png(out, np.concatenate([image_grid(group) for group in pictures.values()], 1))
     else:
         drawn: dict[str, Any] = {} if parts[0][1] is None else {"labels": np.concatenate([part for _, part in parts])}
-        np.savez(out, **pictures, **drawn, **({"captions": np.asarray(shown)} if shown else {}))
+        drawn |= {"captions": np.asarray(shown)} if shown else {}
+        np.savez(out, **pictures, **drawn)
     how = f"left before, right after {values.mcmc_steps} Langevin steps" if run else f"{job.config.sample.solver}"
     print(f"wrote {len(images)} samples to {out}: {how}, {job.nfe} evaluations each")
     return 0

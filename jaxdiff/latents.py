@@ -43,7 +43,8 @@ def write(path: str | os.PathLike, latents: Any, model: nn.Module, **columns: An
     known = ("labels", "class_names", "caption_ids", "captions")
     for name in columns:
         pick(dict.fromkeys(known), name, "column of latents")
-    np.savez(path, latents=np.asarray(latents, np.float32), **units(model), **columns)
+    arrays: dict[str, Any] = {"latents": np.asarray(latents, np.float32), **units(model), **columns}
+    np.savez(path, **arrays)
 
 
 def units(model: nn.Module) -> dict[str, float]:

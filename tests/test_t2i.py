@@ -1,7 +1,6 @@
 """Text to image through the command line: training, prompts to a captioned grid, scores of captions."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -9,8 +8,10 @@ from PIL import Image
 from jaxdiff import cli, data, training
 from jaxdiff.configs import t2i_small
 from jaxdiff.data.shapes import CAPTIONS
+from jaxdiff.training import transfer
 from jaxdiff.training.logs import captioned_grid
 from jaxdiff.training.trainer import declare
+from jaxdiff.trees import by_name
 
 PROMPTS = ["a red circle left of a blue square", "a green triangle right of a yellow circle"]
 
@@ -19,6 +20,7 @@ PROMPTS = ["a red circle left of a blue square", "a green triangle right of a ye
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("t2i") / "run"
     flags = [f"--workdir={folder}", "--config.train.steps=2", "--config.sample.count=0", "--config.compile_cache="]
+    flags.append("--config.model.fields.depth=1")  # half as long to compile
     assert cli.main(["train", "--config=t2i_small.py:tiny", *flags]) == 0
     return folder
 
@@ -69,8 +71,10 @@ def test_stages_of_the_curriculum_fit_each_other():
     jobs = {name: training.build(stage, jax.devices()[:1]) for name, stage in staged.items()}
     assert [job.dataset.image_shape[0] for job in jobs.values()] == [4, 8]
     assert [staged[name].noise.shift for name in jobs] == [1.0, 2.0] and jobs["stage2"].model.grid == 2
-    small, large = (jax.tree.map(jnp.shape, declare(job)[0].params) for job in jobs.values())
-    assert small == large
+    assert [set(job.null) for job in jobs.values()] == [{"label"}, {"text", "text_mask"}]
+    small, large = (declare(job)[0].params for job in jobs.values())
+    kept = transfer.fit(by_name(small), large, "stage1")
+    assert transfer.report(kept, large).endswith(" arrays copied, new: text")
 
 
 def test_prompts_need_a_model_of_texts(run):

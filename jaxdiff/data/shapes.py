@@ -63,7 +63,7 @@ def shapes(count: int = 4000, size: int | Sequence[int] = 32, draw: int = 0) -> 
     texts: dict[str, Any] = {"class_names": CAPTIONS[::2], "caption_ids": made.captions, "captions": CAPTIONS}
     source = in_memory("shapes", images, made.pairs, **texts)
     if not alike:
-        columns = {**source.arrays, "image": made.images}
+        columns: dict[str, Any] = {**source.arrays, "image": made.images}
         mark = f"{source.fingerprint} {size} {draw}"
         source = source._replace(read=lambda i: {k: v[i] for k, v in columns.items()}, arrays={}, fingerprint=mark)
     return source._replace(judge=caption_scores)

@@ -34,8 +34,8 @@ def fit(found: Mapping[str, Any], params: Any, source: Any) -> dict[str, Any]:
     found = resampled(found, wanted)
     fits = {name for name in found if name in wanted and tuple(found[name].shape) == tuple(wanted[name].shape)}
     renewed = {_layer(name) for name in {*found, *wanted} - fits}  # whole layers: no old bias beside a new kernel
-    strict = [{n: a for n, a in arrays.items() if not INPUTS.search(n)} for arrays in (found, wanted)]
-    wrong = misfits(*strict)
+    theirs, ours = ({n: a for n, a in arrays.items() if not INPUTS.search(n)} for arrays in (found, wanted))
+    wrong = misfits(theirs, ours)
     if wrong:
         raise ValueError(
             f"{source} belongs to another model: {wrong}; weights of another width, depth or patch cannot be taken "

@@ -38,12 +38,17 @@ def conditions(job: Job, seed: Any, index: Any, labels: str | int = "random") ->
 
 
 def controls(job: Job, count: int) -> dict[str, Any]:
-    """What the config says of `count` samples to a model that takes control."""
+    """The condition `control` of samples, for a model that takes it: all are told the same."""
+    told = {key: jnp.tile(value, (count, 1)) for key, value in _told(job).items()}
+    return {"control": told} if told else {}
+
+
+def _told(job: Job) -> dict[str, np.ndarray]:
+    """What a sample's control is by the config."""
     control = getattr(job.model, "control", None)
     if control is None:
         return {}
-    values = conditioning.default_control(control, job.dataset.image_shape, **job.config.sample.control)
-    return {"control": {key: jnp.tile(value, (count, 1)) for key, value in values.items()}}
+    return conditioning.default_control(control, job.dataset.image_shape, **job.config.sample.control)
 
 
 def _key(seed: Any, index: Any, purpose: int) -> jax.Array:
@@ -159,6 +164,8 @@ def reference_features(job: Job, net: Any) -> Any:
 def protocol(job: Job, net: Any, samples: int, reference: int, seed: int) -> Protocol:
     """What another person needs to measure the same number."""
     c = job.config.sample
+    told = {key: value.tolist() for key, value in _told(job).items()}
+    notes = f"control guidance {c.control_guidance}, samples told {told}" if told else ""
     return Protocol(
         feature_net=net.name,
         feature_sha256=net.sha256,
@@ -174,6 +181,7 @@ def protocol(job: Job, net: Any, samples: int, reference: int, seed: int) -> Pro
         guidance=c.guidance,
         seed=seed,
         ema=job.config.ema.kind if job.method.averages else "none",
+        notes=notes,
     )
 
 

@@ -281,6 +281,20 @@ def test_a_network_without_control_has_no_more_parameters():
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "side", "expected"),
+    [
+        (DiT(semantic="token"), 32, 674_834_720),  # the published table, used in another place
+        (LatentUNet(3, 192, (1, 2, 3, 5), 2, (0, 1, 1, 1), heads=1, text_dim=512, num_classes=1000), 64, 400_920_579),
+    ],
+    ids=["dit", "ldm"],
+)
+def test_sizes_of_networks_of_classes(model, side, expected):
+    x = jnp.zeros((1, side, side, model.channels))
+    made = jax.eval_shape(lambda: model.init(jax.random.key(0), x, 1.0))
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made)) == expected
+
+
 def test_joint_attention_does_not_know_which_stream_comes_first():
     """The queries, keys and values of a block, attended with the text first in NumPy."""
     block = mmdit.Block(2, last=True)

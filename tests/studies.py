@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
-BESIDE = ("lab", "variants")  # modules beside the scripts, imported by their bare names
+BESIDE = ("lab", "networks", "variants")  # modules beside the scripts, imported by their bare names
 
 
 def studies(folder, monkeypatch, capsys, tmp_path):

@@ -29,7 +29,10 @@ def reader_environment(scratch: Path) -> dict[str, str]:
     }
 
 
-TINY = {"TEACHER, UPDATES, BATCH = 3000, 2000, 256": "TEACHER, UPDATES, BATCH = 20, 10, 32"}  # of training
+TINY = {  # of training
+    "TEACHER, UPDATES, BATCH = 3000, 2000, 256": "TEACHER, UPDATES, BATCH = 20, 10, 32",
+    "STEPS, BATCH = 800, 32": "STEPS, BATCH = 10, 8",
+}
 
 
 def execute(path: Path, scratch: Path) -> nbformat.NotebookNode:

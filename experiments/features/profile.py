@@ -98,6 +98,7 @@ def report(
         ["kind", *keys],
         rows,
     )
+    selections(table, accuracy, noise)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     name = f"features_profile_{Path(args.workdir).name}"
@@ -106,6 +107,20 @@ def report(
     scores = {tap: [accuracy[sigma][tap] for sigma in sigmas] for tap in accuracy[sigmas[0]]}
     features.heat_map(out / f"{name}.png", scores, sigmas, "accuracy of a linear probe")
     print(f"\nwrote {name}.json and .png to {out}")
+
+
+def selections(table: Catalog, accuracy: Any, noise: Any) -> None:
+    """The best activation of all and of the inter-module outputs, and what the filter keeps of the ten best."""
+    rows = []
+    for sigma, values in accuracy.items():
+        ranked = sorted(values, key=values.__getitem__, reverse=True)
+        inner = next(name for name in ranked if table[name].kind in features.INTER_MODULE)
+        kept = set(features.Filter().keep(table, noise[sigma])) & set(ranked)
+        rows.append([f"{sigma:g}", *(f"{values[name]:.3f} {name}" for name in (ranked[0], inner))])
+        rows[-1] += [f"{len(kept)} of {len(ranked)}", str(len(kept & set(ranked[:10])))]
+    show(
+        "selections", ["sigma", "best of all", "best inter-module output", "the filter keeps", "of the best ten"], rows
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,13 @@ import sys
 from pathlib import Path
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
-BESIDE = ("lab", "pictures", "study", "variants")  # modules beside the scripts, imported by their bare names
+BESIDE = (
+    "lab",
+    "networks",
+    "pictures",
+    "study",
+    "variants",
+)  # modules beside the scripts, imported by their bare names
 
 
 def studies(folder, monkeypatch, capsys, tmp_path):

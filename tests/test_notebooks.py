@@ -34,6 +34,7 @@ TINY = {
     '"steps": 32': '"steps": 3',
     "budgets = (10, 20, 40, 80)": "budgets = (10, 20)",
     "solvers.grid(2049,": "solvers.grid(129,",
+    "STEPS, BATCH = 800, 32": "STEPS, BATCH = 10, 8",
 }
 
 

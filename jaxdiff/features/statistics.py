@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Integer, Shaped
 
 
 def noise_to_signal(f: Shaped[Any, "n e h w c"]) -> float:
@@ -85,7 +85,7 @@ def granularity(f: Shaped[Any, "n e h w c"], components: int = 3) -> float:
     return float((power * radius).sum() / power.sum()) if power.sum() else 0.0
 
 
-def locality(f: Shaped[Any, "n h w c"], parts: Int[Any, "n h w"], far: float = 0.25, ignore: int = 255) -> float:
+def locality(f: Shaped[Any, "n h w c"], parts: Integer[Any, "n h w"], far: float = 0.25, ignore: int = 255) -> float:
     """Over all pixels p, adjacent pixels of another part, pixels of p's part at least far * max(h, w) away.
 
     Similarity is the cosine of features less their mean over all images; ties count half. `parts` lie on f's grid.

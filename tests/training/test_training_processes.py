@@ -93,6 +93,7 @@ def test_a_process_that_is_killed_ends_the_other(tmp_path, victim):
         wait_for(processes[0], "step 15:")
         processes[victim].kill()
         begun = time.monotonic()
+        assert finish(processes[victim])[0] == -signal.SIGKILL
         code, _, err = finish(processes[1 - victim], 600)
         assert time.monotonic() - begun < 180  # three times the silence the driver allows; on CPU it is noticed at once
     finally:

@@ -60,8 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(arguments: list[str]) -> int:
     options = {"workdir": "", "dry_run": False, "init_from": ""}
-    others = {"coordinator": "", "processes": 0, "process": -1, "connect_timeout": 300, "silence_timeout": 60}
-    values = _flags("train", {**options, **others}, arguments, config="file")
+    others = {"distributed": False, "coordinator": "", "processes": 0, "process": -1}
+    limits = {"connect_timeout": 300, "silence_timeout": 60}
+    values = _flags("train", {**options, **others, **limits}, arguments, config="file")
     from jaxdiff import training
     from jaxdiff.training import distributed
 
@@ -79,6 +80,7 @@ def train(arguments: list[str]) -> int:
         values.coordinator,
         values.processes,
         values.process,
+        detect=values.distributed,
         timeout=values.connect_timeout,
         silence=values.silence_timeout,
     )

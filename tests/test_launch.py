@@ -32,7 +32,7 @@ def test_a_tpu_pod_runs_the_command_on_all_workers():
     assert "pip" in install and "tpu-vm ssh pod --zone=z --worker=all" in train
     inner = subprocess.run(["bash", "-c", f'set -- {train}; echo "${{@: -1}}"'], capture_output=True, text=True).stdout
     assert inner.strip().endswith(
-        "jaxdiff train --config=imagenet256_dit --config.data.options.path=/data/a\\ folder --workdir=/runs/a"
+        "jaxdiff train --distributed --config=imagenet256_dit --config.data.options.path=/data/a\\ folder --workdir=/runs/a"
     )
     assert "name the slice" in shell(LAUNCH / "tpu_pod.sh", ZONE="z", WORKDIR="w").stderr
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains on a Cloud TPU slice: starts the same command on every worker, and again whenever it was preempted.
 #
-#   TPU=my-pod ZONE=us-west4-a WORKDIR=gs://bucket/runs/dit experiments/launch/tpu_pod.sh --config=imagenet256_dit
+#   TPU=my-pod ZONE=us-west4-a WORKDIR=/mnt/runs/dit experiments/launch/tpu_pod.sh --config=imagenet256_dit
 #
 # TPU, ZONE   the slice, made with: gcloud compute tpus tpu-vm create $TPU --zone=$ZONE --accelerator-type=v5litepod-16 ...
 # WORKDIR     a folder that all workers see: a mounted bucket or a shared disk
@@ -24,7 +24,7 @@ everywhere() {
   fi
 }
 
-arguments=$(printf '%q ' train "$@" "--workdir=$WORKDIR")
+arguments=$(printf '%q ' train --distributed "$@" "--workdir=$WORKDIR")
 [[ -n ${SKIP_INSTALL:-} ]] || everywhere "python3 -m venv ~/jaxdiff-env && ~/jaxdiff-env/bin/pip install -q '${SOURCE}[tpu]'"
 
 for ((try = 1; try <= TRIES; try++)); do

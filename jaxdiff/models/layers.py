@@ -21,6 +21,8 @@ from jaxdiff.errors import pick
 Dtype = Any
 Cond = Mapping[str, Any] | None
 
+BATCH_AXES = ("data", "fsdp")  # of a mesh: those that split the batch
+
 xavier = nn.initializers.xavier_uniform()
 zeros = nn.initializers.zeros
 
@@ -306,6 +308,18 @@ class FinalLayer(nn.Module):
         return nn.Dense(self.features, kernel_init=zeros, name="out")(modulate(x, shift, scale, jnp.float32))
 
 
+def along_batch(tree: Any) -> Any:
+    """Activations [b ...] split as the batch is, in a program of several devices whose mesh is set.
+
+    Left to itself the compiler may split the width of the tokens like the parameters, and exchange them at every step.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = tuple(name for name in BATCH_AXES if name in mesh.axis_names)
+    if not axes or mesh.size == 1:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, jax.sharding.PartitionSpec(axes))
+
+
 def block_stack(
     block: type[nn.Module],
     depth: int,
@@ -327,7 +341,7 @@ def block_stack(
     def unrolled(carry: Any, c: Any, *each: Any) -> Any:
         carries = []
         for i in range(depth):
-            carry = block(**fields, name=f"{name}_{i}")(carry, c, *(items[i] for items in each))
+            carry = block(**fields, name=f"{name}_{i}")(along_batch(carry), c, *(items[i] for items in each))
             carries.append(carry)
         return (carry, carries) if keep else carry
 
@@ -354,7 +368,7 @@ class _ScanBody(nn.Module):
 
     @nn.compact
     def __call__(self, carry: Any, c: Any, *each: Any) -> tuple[Any, Any]:
-        carry = self.block(**dict(self.fields), name="block")(carry, c, *each)
+        carry = self.block(**dict(self.fields), name="block")(along_batch(carry), c, *each)
         return carry, carry if self.keep else None
 
 

@@ -27,6 +27,8 @@ CAUSES = (
     "usual causes: the command was not started on every host, hosts cannot reach that port (firewall, other network), "
     "a process failed while importing (look at its log), or two processes were given the same number"
 )
+# words of the errors in which a lost process shows: of collectives, of gRPC, of JAX's coordination service
+LOST = ("Gloo", "Connection closed by peer", "Connection reset", "UNAVAILABLE", "DEADLINE_EXCEEDED", "heartbeat")
 # what tells that a launcher started more than one process, and how many
 TASKS = {"Slurm": "SLURM_NTASKS", "Open MPI": "OMPI_COMM_WORLD_SIZE"}
 
@@ -46,13 +48,19 @@ class Place:
 
 
 def connect(
-    coordinator: str = "", processes: int = 0, process: int = -1, *, timeout: int = 300, silence: int = 60
+    coordinator: str = "",
+    processes: int = 0,
+    process: int = -1,
+    *,
+    detect: bool = False,
+    timeout: int = 300,
+    silence: int = 60,
 ) -> None:
     """Join the other processes, or return at once when there are none.
 
     All must arrive within `timeout` seconds. Later a process that is not heard of for `silence` seconds ends the run.
     """
-    place = find(coordinator, processes, process)
+    place = find(coordinator, processes, process, detect)
     if place is None or place.processes == 1:
         return
     roll_call(place, timeout)
@@ -69,15 +77,22 @@ def connect(
 
 
 def find(
-    coordinator: str = "", processes: int = 0, process: int = -1, environment: Mapping[str, str] = os.environ
+    coordinator: str = "",
+    processes: int = 0,
+    process: int = -1,
+    detect: bool = False,
+    environment: Mapping[str, str] = os.environ,
 ) -> Place | None:
-    """This process's place by flags, variables or the cluster it runs in; None for a process alone."""
+    """This process's place by flags, variables or the cluster it runs in; None for a process alone.
+
+    `detect` asks JAX even where no variable tells of other processes, as on the virtual machines of a TPU slice.
+    """
     coordinator = coordinator or environment.get("JAX_COORDINATOR_ADDRESS", "")
     processes = processes or int(environment.get("JAX_NUM_PROCESSES", 0))
     process = process if process >= 0 else int(environment.get("JAX_PROCESS_ID", -1))
     if coordinator and processes and process >= 0:
         return Place(coordinator, processes, process)
-    cluster = launched_by(environment)
+    cluster = launched_by(environment) or ("this machine" if detect else "")
     if not cluster:
         if coordinator or processes > 1 or process >= 0:
             Place(coordinator, processes, process)  # says what is missing
@@ -89,7 +104,7 @@ def find(
     )
     if None in found[:3]:
         raise ValueError(
-            f"{cluster} started several processes, but JAX cannot tell which is which (Kubernetes needs pip install "
+            f"JAX cannot tell which process this is of those that {cluster} started (Kubernetes needs pip install "
             "'jax[k8s]'); give --coordinator=HOST:PORT --processes=N --process=I"
         )
     return Place(str(found[0]), int(found[1] or 0), int(found[2] or 0), found[3])
@@ -201,8 +216,8 @@ def together() -> Iterator[None]:
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
+    except Exception as error:  # a failed collective comes as one of several types, known by its words
+        if jax.process_count() == 1 or not any(word in str(error) for word in LOST):
             raise
         print(
             f"process {jax.process_index()} of {jax.process_count()}: another process is lost or cannot be reached "

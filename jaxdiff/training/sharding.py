@@ -17,10 +17,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxdiff.models.layers import BATCH_AXES
 from jaxdiff.trees import path_name
 
 AXES = ("data", "fsdp", "tensor")
-BATCH = PartitionSpec(("data", "fsdp"))
+BATCH = PartitionSpec(BATCH_AXES)
 
 # (path pattern, axis counted from the end): the axis that is split over `tensor`
 TENSOR_RULES = (

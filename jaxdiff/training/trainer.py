@@ -288,7 +288,8 @@ def guarded_step(job: Job, shardings: Any) -> Any:
     stops = job.config.train.on_nonfinite == "stop"
 
     def run(state: Any, guard: Guard, batch: Any, base: Array, step: Array) -> tuple[Any, Guard, Any]:
-        new, metrics = job.method.step(state, batch, jax.random.fold_in(base, step))
+        with jax.sharding.use_abstract_mesh(job.mesh.abstract_mesh):  # for layers.along_batch
+            new, metrics = job.method.step(state, batch, jax.random.fold_in(base, step))
         fine = jnp.stack([jnp.isfinite(value).all() for value in metrics.values()]).all()
         fine = fine & (guard.count == 0) if stops else fine
         kept = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, state).replace(step=new.step)

@@ -19,6 +19,7 @@ from training_runs import (
 
 from jaxdiff import models
 from jaxdiff.models.conditioning import Control
+from jaxdiff.plan.program import arguments
 from jaxdiff.training import build, sample, train, trainer
 from jaxdiff.training.sharding import bytes_per_device, global_batch, make_mesh, spec_of, state_shardings
 from jaxdiff.trees import path_name
@@ -228,3 +229,15 @@ def test_devices_share_the_work(method):
         return program.compile().cost_analysis()["flops"]
 
     assert flops(jax.devices()) < 0.25 * flops(jax.devices()[:1])
+
+
+@pytest.mark.parametrize(("count", "scan"), [(1, False), (8, False), (8, True)])
+def test_tokens_stay_split_along_the_batch(count, scan):
+    """Where parameters are split, every block is told to keep its tokens as the batch is; one device is told nothing."""
+    config = config_of(PICTURES, {"mesh.data": 1, "mesh.fsdp": count, "data.batch_size": 16})
+    config.model.fields.scan, config.model.fields.depth = scan, 3
+    job = build(config, jax.devices()[:count])
+    given, shardings = arguments(job)
+    text = str(trainer.guarded_step(job, shardings).trace(*given).jaxpr)
+    told = text.count("spec=P(('data', 'fsdp'),)")
+    assert told == 0 if count == 1 else told >= (1 if scan else 3), told

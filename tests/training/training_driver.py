@@ -22,7 +22,7 @@ ORDER = json.loads(sys.argv[1])
 from jaxdiff.training import distributed  # noqa: E402
 
 if "process" in ORDER:
-    distributed.connect(f"127.0.0.1:{ORDER['port']}", 2, ORDER["process"], timeout=100, silence=20)
+    distributed.connect(f"127.0.0.1:{ORDER['port']}", 2, ORDER["process"], timeout=100, silence=60)
 
 from training_runs import config_of, pictures_of, points_of  # noqa: E402
 

@@ -176,10 +176,10 @@ def start(workdir, environment=None, **order):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def finish(process):
+def finish(process, timeout=120):
     """Exit code, and what the process said (from now on) on stdout and on stderr."""
     try:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=timeout)
     finally:
         process.kill()
     return process.returncode, out, err

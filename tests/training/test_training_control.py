@@ -33,7 +33,9 @@ def config_with(name="dit", changes=None, **control):
     return config_of(PICTURES, {**TOLD, "model.name": name, "model.fields": fields, **(changes or {})})
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize(
+    "name", [name if name in ("dit", "latent_unet") else pytest.param(name, marks=pytest.mark.slow) for name in FIELDS]
+)
 def test_every_network_takes_class_and_control_from_one_config(name):
     mesh = {**MESH, "mesh.data": 4, "mesh.tensor": 1} if name == "unet" else MESH  # its attention has one head
     job = build(config_with(name, mesh))
@@ -45,28 +47,30 @@ def test_every_network_takes_class_and_control_from_one_config(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FIELDS)
-def test_every_network_takes_a_step(name):
-    job = build(config_with(name), jax.devices()[:1])
+@pytest.mark.parametrize("name", [*FIELDS, "prompts"])
+def test_every_network_takes_a_step(name, tmp_path):
+    texts = {"text": np.ones((4, 3, 5), np.float32), "text_mask": np.ones((4, 3), bool)}
+    config = config_of(PICTURES, prompts(tmp_path, **texts)) if name == "prompts" else config_with(name)
+    job = build(config, jax.devices()[:1])
     state, _ = declare(job)
     after, metrics = jax.eval_shape(job.method.step, state, job.dataset.batch(0, 16), jax.random.key(0))
     assert "loss" in metrics and jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
 
 
-def test_a_run_trains_and_samples_as_it_is_told():
-    changes = {
-        "sample.guidance": 2.0,
-        "sample.control_guidance": 0.5,
-        "cond.control_drop": 0.5,
-        "optim.warmup_images": 0,
-    }
+GUIDED = {"sample.guidance": 2.0, "sample.control_guidance": 0.5, "cond.control_drop": 0.5, "optim.warmup_images": 0}
+
+
+def test_samples_are_told_what_the_config_says():
     told = {"sample.control.flip": 1, "sample.control.original_size": (20, 30)}
-    config = config_with(changes={**changes, **told})
-    config.model.fields.depth = 1
-    job = build(config, jax.devices()[:1])
+    job = build(config_with(changes={**GUIDED, **told}), jax.devices()[:1])
     assert job.nfe == 3 * 5  # heun on three timestamps, each evaluation threefold
     found = {key: np.unique(value, axis=0).tolist() for key, value in controls(job, 2)["control"].items()}
     assert found == {"crop": [[0, 0]], "flip": [[1]], "aspect": [[1.5]], "original_size": [[20, 30]]}
+
+
+@pytest.mark.slow
+def test_a_run_trains_and_samples_with_control_guided_apart():
+    job = build(config_with(changes=GUIDED), jax.devices()[:1])
     rng = np.random.default_rng(0)
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), declare(job)[0])
     params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, jnp.float32), state.params)
@@ -92,7 +96,7 @@ def test_texts_are_padded_anew_at_every_step_and_alike_in_samples():
     keep = Method(None, lambda state, batch, key: batch, lambda state, noise, cond, key: cond, None, None)
     text = jax.random.normal(jax.random.key(0), (3, 6, 4))
     batch = {"text": text, "text_mask": jnp.arange(6) < jnp.array([[2], [4], [6]])}
-    method = padded(keep, conditioning.padding("noisy", 0.5))
+    method = padded(keep, jax.jit(conditioning.padding("noisy", 0.5)))
     steps = [method.step(None, batch, jax.random.key(seed)) for seed in (0, 0, 1)]
     drawn = [method.sample(None, jnp.zeros((3, 1)), batch, None), method.sample(None, jnp.zeros((3, 1)), batch, None)]
     for out in (*steps, *drawn):
@@ -120,8 +124,6 @@ def test_a_config_pads_the_texts_of_prompts_and_the_empty_one(tmp_path):
     job = build(config_of(PICTURES, prompts(tmp_path, text=text, text_mask=mask)), jax.devices()[:1])
     assert set(job.null) == {"text"} and job.model.num_classes == 0
     np.testing.assert_array_equal(job.null["text"], text[[3, 3, 3], [0, 0, 0]])
-    _, metrics = jax.eval_shape(job.method.step, declare(job)[0], job.dataset.batch(0, 16), jax.random.key(0))
-    assert "loss" in metrics
 
 
 @pytest.mark.parametrize(

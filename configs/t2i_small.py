@@ -44,7 +44,7 @@ def get_config(arg: str = "") -> ConfigDict:
         raise ValueError(f"t2i_small takes {names}, 'tiny' or none, got {arg!r}")
     c = default.get_config()
     c.data.source = "shapes"
-    c.data.options = ConfigDict({"count": 20_000, "size": 32, "caption_text": (12, 64)})
+    c.data.options = ConfigDict({"count": 10_000, "size": 32, "caption_text": (12, 64)})
     c.data.batch_size = 64
     c.model.name = next((part for part in parts if part in NETWORKS), "mmdit")
     c.model.fields = ConfigDict(NETWORKS[c.model.name])

@@ -19,7 +19,7 @@ def get_config(arg: str = "") -> ConfigDict:
         c.method.name = "emd"
         c.teacher.kind = "analytic"
         c.model.fields.frequencies = 3
-        c.emd.steps, c.emd.step_z, c.emd.clip_z, c.emd.sigma_min = 4, 1e-3, 5.0, 0.05
+        c.emd.steps, c.emd.step_z, c.emd.clip_z, c.emd.sigma_min = 16, 1e-3, 5.0, 0.05
         c.emd.levels, c.emd.level_options = "lognormal", ConfigDict({"mean": -1.5, "std": 1.0})
         c.emd.score_rate, c.emd.score_updates = 4e-3, 4
         c.optim.learning_rate, c.optim.options = 2e-3, ConfigDict({"b1": 0.0, "b2": 0.99})
@@ -29,7 +29,7 @@ def get_config(arg: str = "") -> ConfigDict:
             return c
         if arg == "diff_instruct":
             c.emd.steps, c.emd.scheme = 1, "eps"
-        c.data.batch_size = 128
-        c.train.steps, c.train.eval_every, c.train.save_every = 3000, 3000, 1000
+        c.data.batch_size = 256
+        c.train.steps, c.train.eval_every, c.train.save_every = 4000, 4000, 1000
         c.optim.decay_images = c.data.batch_size * c.train.steps
     return c

@@ -86,6 +86,8 @@ def arguments(name):
 
 CASES = [(name, arg) for name in NAMES for arg in arguments(name)]
 FULL = [(name, arg) for name, arg in CASES if not arg or (name, arg) in PARAMETERS]  # one of each network
+# networks that another config of the default run builds as well
+BUILT = {(name, "") for name in ("creatures", "imagenet64_emd", "imagenet64_sfd", "imagenet128_emd")}
 
 
 def promotion(config):
@@ -133,7 +135,9 @@ def test_docstring_has_the_command_and_names_the_arguments(name):
     assert not [arg for arg in named if f"`:{arg}`" not in doc]
 
 
-@pytest.mark.parametrize(("name", "arg"), FULL)
+@pytest.mark.parametrize(
+    ("name", "arg"), [pytest.param(*case, marks=[pytest.mark.slow] * (case in BUILT)) for case in FULL]
+)
 def test_full_size_builds_and_has_the_published_number_of_parameters(name, arg, monkeypatch):
     """All of the config but its data is used; their constructor's options are checked, its result is a stand-in."""
     config = module(name).get_config(arg)
@@ -174,7 +178,7 @@ TRACED_BY_ANOTHER = {"imagenet64_emd": "digits_emd", "imagenet128_emd": "digits_
 
 
 # the same method on a like network is traced by default for another config
-SECOND = ("digits_immiscible", "digits_sfd", "imagenet64", "imagenet64_sfd", "sd15_emd")
+SECOND = ("cifar10_ddim_immiscible", "digits_immiscible", "digits_sfd", "imagenet64", "imagenet64_sfd", "sd15_emd")
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,8 @@ def build_grid(config: ConfigDict) -> Callable[[int], Any]:
     """Number of timestamps -> the config's grid of so many, its levels times noise.shift as those of training are."""
     c = config.sample
     table = denoisers.sigma_table(abar(config)) if c.grid == "discrete" else None
+    if config.noise.shift <= 0:
+        raise ValueError(f"a resolution ratio must be positive, got noise.shift={config.noise.shift}")
     low, high = c.sigma_min * config.noise.shift, c.sigma_max * config.noise.shift
     if table is not None:
         low, high = max(low, table[0]), min(high, table[-1])

@@ -149,7 +149,7 @@ def test_networks_vmap_over_seeds_and_grad_through_a_solve():
             assert jnp.abs(leaf).max() > 0, path
 
 
-@pytest.mark.parametrize("name", ["adm", "dit", "mmdit"])
+@pytest.mark.parametrize("name", [pytest.param("adm", marks=pytest.mark.slow), "dit", "mmdit"])
 def test_bfloat16_compute_stays_close_and_returns_float32(name):
     model, params, x, cond = make(name)
     full = jax.jit(models.network(model, params))(x, jnp.ones(2), cond)

@@ -159,7 +159,7 @@ def student_of(model, step_embed, teacher, **options):
     return method, abstract.replace(step=jnp.int32(0), params=params, opt_state=opt_state, frozen={"teacher": teacher})
 
 
-@pytest.mark.parametrize("step_embed", ["", "zero"])
+@pytest.mark.parametrize("step_embed", [pytest.param("", marks=pytest.mark.slow), "zero"])
 def test_before_training_the_student_is_the_teachers_euler_walk(unet, step_embed):
     model, teacher = unet
     method, state = student_of(model, step_embed, teacher, nfe=(1, 2))

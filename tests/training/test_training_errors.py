@@ -43,7 +43,7 @@ def finished(tmp_path_factory):
         ({"optim.decay": "cosin"}, "unknown learning-rate decay 'cosin' (did you mean 'cosine'?)"),
         ({"optim.decay": "cosine"}, "decay='cosine' needs decay_images > 0, got 0"),
         ({"noise.levels": "log_normal"}, "unknown noise levels 'log_normal' (did you mean 'lognormal'?)"),
-        ({"noise.shift": -1.0}, "a resolution ratio must be positive, got -1.0"),
+        ({"noise.shift": -1.0}, "a resolution ratio must be positive, got noise.shift=-1.0"),
         ({"noise.assignment": "hungarain"}, "unknown noise assignment 'hungarain' (did you mean 'hungarian'?)"),
         (
             {"noise.assignment": "knn", "noise.assignment_options": {"n": 3}},
@@ -79,7 +79,7 @@ def finished(tmp_path_factory):
         ),
         (
             {"method.name": "consistency", "sample.solver": "renoise", "noise.levels": "uniform"},
-            "consistency models draw lognormal levels, got noise.levels='uniform'",
+            "consistency models draw lognormal levels between ends of their own, got noise.shift=1.0 and noise.levels='uniform'",
         ),
         ({"train.init_kind": "eddm"}, "unknown train.init_kind 'eddm' (did you mean 'edm'?)"),
         ({"noise.weight": "minsnr"}, "unknown loss weight 'minsnr' (did you mean 'min_snr'?)"),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 import re
 import shutil

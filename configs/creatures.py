@@ -3,8 +3,8 @@
     jaxdiff train --config=configs/creatures.py --workdir=runs/creatures
     jaxdiff train --config=configs/creatures.py:dit --workdir=runs/creatures_dit
 
-`:dit` is the DiT, `:tiny` a few steps of a small UNet. One CPU core, minutes each. Neither is told a species,
-so that a probe of species finds what the pictures say. docs/features.md tells what was measured with them.
+`:dit` is the DiT, `:tiny` a few steps of a small UNet. Neither is told a species, so that a probe of species finds what
+the pictures say. docs/features.md has the studies they are for.
 """
 
 from ml_collections import ConfigDict

@@ -12,7 +12,7 @@ experiments/conditioning/emoji.py makes, or on others like them: --config.data.o
 images, captions and caption_ids, --config.data.options.caption_text a folder with the captions' embeddings. `:tiny`
 tries it in seconds, `:tiny,pixart` another network.
 
-Any CPU, in an hour or so; a GPU in minutes.
+How long that takes has not been measured.
 """
 
 from typing import Any

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxdiff.errors import check_sigma, concrete, nearest, pick
+from jaxdiff.errors import check_ratio, check_sigma, concrete, nearest, pick
 
 COND_KEYS = ("label", "text", "text_mask", "pooled", "control", "step")
 Cond = Mapping[str, Any] | None
@@ -174,8 +174,7 @@ def rescaled_abar(abar: Any, ratio: float) -> np.ndarray:
     A patch of the small image is seen ratio^2 times in the large one, which averages its noise away: with
     SNR' = SNR / ratio^2 the same timestep means the same uncertainty again (Berrada et al. 2024).
     """
-    if ratio <= 0:
-        raise ValueError(f"a resolution ratio must be positive, got {ratio}")
+    check_ratio(ratio)
     table = np.asarray(abar, np.float64)
     return table / (ratio**2 + table * (1 - ratio**2))
 

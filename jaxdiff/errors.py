@@ -30,6 +30,12 @@ def concrete(value: Any) -> np.ndarray | None:
     return None if isinstance(value, jax.core.Tracer) else np.asarray(value)
 
 
+def check_ratio(ratio: float) -> None:
+    """Images are `ratio` times as large as those a schedule was made for."""
+    if ratio <= 0:
+        raise ValueError(f"a resolution ratio must be positive, got {ratio}")
+
+
 def check_sigma(sigma: Any) -> None:
     """Noise levels must be positive and finite; traced ones are taken on trust."""
     seen = concrete(sigma)

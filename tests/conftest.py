@@ -37,7 +37,6 @@ install_import_hook("jaxdiff", "shape_checks.check")
 
 import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 GOLDEN = Path(__file__).parent / "golden"
@@ -51,11 +50,10 @@ def tpu_compiler():
     patch = pytest.MonkeyPatch()
     patch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     patch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"].replace(FAST, ""))
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_enable_compilation_cache", True)
-    compilation_cache.reset_cache()
+    from jaxdiff.plan.program import uncached
+
+    with uncached():
+        yield
     patch.undo()
 
 

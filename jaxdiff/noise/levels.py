@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxdiff.errors import pick
+from jaxdiff.errors import check_ratio, pick
 
 Levels = Callable[[Array, int], Float[Array, " n"]]  # (key, n) -> n noise levels
 Weight = Callable[[Array], Array]
@@ -58,8 +58,7 @@ def discrete(table: Any) -> Levels:
 
 def shifted(levels: Levels, ratio: float) -> Levels:
     """The same levels for images `ratio` times larger: sigma -> ratio sigma."""
-    if ratio <= 0:
-        raise ValueError(f"a resolution ratio must be positive, got {ratio}")
+    check_ratio(ratio)
     return lambda key, n: ratio * levels(key, n)
 
 

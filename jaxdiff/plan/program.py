@@ -88,7 +88,7 @@ def _model_flops(config: ConfigDict, devices: Any, executed: int) -> int:
 def _compile_tpu(traced: Any, _: Any, given: Any, machine: Topology) -> dict[str, Any]:
     begun = time.monotonic()
     try:
-        with _uncached():
+        with uncached():
             program = traced.lower().compile()
     except jax.errors.JaxRuntimeError as error:
         return _too_large(error, machine) | {"compile_seconds": time.monotonic() - begun}
@@ -141,7 +141,7 @@ def _export_cuda(_: Any, step: Any, given: Any, machine: Topology) -> dict[str, 
 
 
 @contextlib.contextmanager
-def _uncached() -> Iterator[None]:
+def uncached() -> Iterator[None]:
     """No compilation cache: what it holds for a device cannot be loaded where that device is not."""
     before = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
     jax.config.update("jax_enable_compilation_cache", False)

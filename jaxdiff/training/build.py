@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from jaxdiff import denoisers, models, noise, solvers, weights
 from jaxdiff.data import Dataset, load
 from jaxdiff.denoisers import Cond, Denoiser
-from jaxdiff.errors import pick
+from jaxdiff.errors import check_ratio, pick
 from jaxdiff.evaluation.lpips import LPIPS
 from jaxdiff.methods import METHODS, Method, ema
 from jaxdiff.methods.sfd import teacher_model
@@ -205,8 +205,7 @@ def build_grid(config: ConfigDict) -> Callable[[int], Any]:
     """Number of timestamps -> the config's grid of so many, its levels times noise.shift as those of training are."""
     c = config.sample
     table = denoisers.sigma_table(abar(config)) if c.grid == "discrete" else None
-    if config.noise.shift <= 0:
-        raise ValueError(f"a resolution ratio must be positive, got noise.shift={config.noise.shift}")
+    check_ratio(config.noise.shift)
     low, high = c.sigma_min * config.noise.shift, c.sigma_max * config.noise.shift
     if table is not None:
         low, high = max(low, table[0]), min(high, table[-1])

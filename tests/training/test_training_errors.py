@@ -43,7 +43,7 @@ def finished(tmp_path_factory):
         ({"optim.decay": "cosin"}, "unknown learning-rate decay 'cosin' (did you mean 'cosine'?)"),
         ({"optim.decay": "cosine"}, "decay='cosine' needs decay_images > 0, got 0"),
         ({"noise.levels": "log_normal"}, "unknown noise levels 'log_normal' (did you mean 'lognormal'?)"),
-        ({"noise.shift": -1.0}, "a resolution ratio must be positive, got noise.shift=-1.0"),
+        ({"noise.shift": -1.0}, "a resolution ratio must be positive, got -1.0"),
         ({"noise.assignment": "hungarain"}, "unknown noise assignment 'hungarain' (did you mean 'hungarian'?)"),
         (
             {"noise.assignment": "knn", "noise.assignment_options": {"n": 3}},

@@ -21,8 +21,8 @@ def get_config(arg: str = "") -> ConfigDict:
         c.model.fields.frequencies = 3
         c.emd.steps, c.emd.step_z, c.emd.clip_z, c.emd.sigma_min = 16, 1e-3, 5.0, 0.05
         c.emd.levels, c.emd.level_options = "lognormal", ConfigDict({"mean": -1.5, "std": 1.0})
-        c.emd.score_rate, c.emd.score_updates = 4e-3, 4
-        c.optim.learning_rate, c.optim.options = 2e-3, ConfigDict({"b1": 0.0, "b2": 0.99})
+        c.emd.score_rate, c.emd.score_updates = 2e-3, 4
+        c.optim.learning_rate, c.optim.options = 5e-4, ConfigDict({"b1": 0.0, "b2": 0.99})
         c.sample.solver, c.sample.steps, c.sample.sigma_max = "euler", 1, 1.0
         if arg == "tiny":
             c.emd.steps = 2

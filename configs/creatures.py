@@ -3,8 +3,9 @@
     jaxdiff train --config=configs/creatures.py --workdir=runs/creatures
     jaxdiff train --config=configs/creatures.py:dit --workdir=runs/creatures_dit
 
-`:dit` is the DiT, `:tiny` a few steps of a small UNet. Neither is told a species, so that a probe of species finds what
-the pictures say. docs/features.md has the studies they are for.
+`:dit` is the DiT, `:photos` the UNet for 32x32 photographs of an .npz file (--config.data.options.images=FILE, such as
+experiments/features/sets.py writes), `:tiny` a few steps of a small UNet. None is told a class, so that a probe of
+classes finds what the pictures say. docs/features.md has the studies they are for.
 """
 
 from ml_collections import ConfigDict
@@ -13,8 +14,8 @@ from jaxdiff.configs import default
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    if arg not in ("", "dit", "tiny"):
-        raise ValueError(f"creatures takes the argument 'dit', 'tiny' or none (a UNet), got {arg!r}")
+    if arg not in ("", "dit", "photos", "tiny"):
+        raise ValueError(f"creatures takes the argument 'dit', 'photos', 'tiny' or none (a UNet), got {arg!r}")
     c = default.get_config()
     c.data.source = "creatures"
     c.data.options = ConfigDict({"count": 3000, "size": 16})
@@ -30,6 +31,11 @@ def get_config(arg: str = "") -> ConfigDict:
         c.model.fields = ConfigDict(fields)
         c.denoiser.kind, c.noise.levels, c.noise.weight = "ddpm", "discrete", "eps"
         c.optim.learning_rate = 1e-3
+        c.train.steps = 2000
+    if arg == "photos":
+        c.data.source, c.data.options = "arrays", ConfigDict({"images": "photos32.npz"})
+        c.data.batch_size = 16
+        c.model.fields.update(resolution=32, multipliers=(1, 2, 2, 2))
         c.train.steps = 2000
     c.optim.warmup_images = 100 * c.data.batch_size
     c.optim.decay, c.optim.decay_images = "cosine", c.train.steps * c.data.batch_size

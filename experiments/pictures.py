@@ -7,12 +7,17 @@ import numpy as np
 CIFAR = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10_test.npz"
 
 
+def colours(deltas: np.ndarray) -> np.ndarray:
+    """Images [n h w 3] from planes [3 n h w] of deltas: summed, they are green, red less green, blue less green."""
+    green, red, blue = deltas.cumsum(2, np.uint8).cumsum(3, np.uint8)
+    return np.stack([red + green, green, blue + green], -1)
+
+
 def load(path: Path, rng: np.random.Generator) -> tuple[np.ndarray, str]:
     """Images [n, 3072] in [-1, 1]."""
     if path.exists():
-        planes = np.load(path)["images_pd"][:, :4096].cumsum(2, dtype=np.uint8).cumsum(3, dtype=np.uint8)
-        colours = np.stack([planes[1] + planes[0], planes[0], planes[2] + planes[0]], -1)
-        return (colours.reshape(len(colours), -1) / 127.5 - 1).astype(np.float32), path.name
+        images = colours(np.load(path)["images_pd"][:, :4096])
+        return (images.reshape(len(images), -1) / 127.5 - 1).astype(np.float32), path.name
     frequency = np.hypot(np.fft.fftfreq(32)[:, None], np.fft.fftfreq(32))
     frequency[0, 0] = 1 / 32
     smooth = np.fft.ifft2(np.fft.fft2(rng.normal(size=(4096, 3, 32, 32))) / frequency).real

@@ -11,6 +11,7 @@ BESIDE = (
     "lab",
     "networks",
     "pictures",
+    "sets",
     "study",
     "variants",
 )  # modules beside the scripts, imported by their bare names

@@ -1,15 +1,15 @@
 """Dense tasks from single activations and lists of them: correspondence, segmentation with few labels, selections.
 
     python experiments/features/compare.py --workdir=runs/creatures [--sigma=0.1] [--test=60] [--seeds=3]
-    python experiments/features/compare.py --workdir=RUN --horses=horse_seg128.npz
+    python experiments/features/compare.py --workdir=RUN --data=horse_seg128.npz
 
+segment     mean IoU of a linear map from pixels' features to parts, fitted to 8 labelled images
 warp        keypoints of an image found in the same image, turned, scaled and shifted; PCK@0.1 of the image
 semantic    keypoints found in another creature; PCK@0.1 of the image, and of the creature's box
-segment     mean IoU of a linear map from pixels' features to parts, fitted to 8 labelled images
 
 Lists are chosen by `features.compare` on images of their own, from inter-module outputs (the choice of earlier work),
 from all activations, and from those the filter keeps; they are judged on further images. Every seed has other labelled
-images. --horses=FILE segments horses (images_pd and masks, 128x128) shrunk to the network's size instead.
+images. --data=FILE takes other pictures than creatures, shrunk to the network's size: sets.py says what a file holds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import json
 from functools import cache, partial
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,22 +27,13 @@ import numpy as np
 from lab import cell, plt, show
 from networks import load, parse
 from scipy import ndimage
+from sets import Labelled, get
 
-from jaxdiff import data, features
+from jaxdiff import features
 from jaxdiff.features import probes, scoring
 from jaxdiff.features.statistics import fit_ridge
 
 LABELLED = 8  # images, of each seed
-
-
-class Dense(NamedTuple):
-    """Images with a class for every pixel; keypoints where there are any."""
-
-    images: np.ndarray
-    masks: np.ndarray
-    classes: int
-    keypoints: np.ndarray | None = None
-    boxes: np.ndarray | None = None
 
 
 def main() -> None:
@@ -50,41 +41,23 @@ def main() -> None:
     p.add_argument("--sigma", type=float, default=0.1)
     p.add_argument("--seeds", type=int, default=3, help="draws of labelled images")
     p.add_argument("--test", type=int, default=60, help="images to choose by, and as many to judge by")
-    p.add_argument("--horses", default="", help="horse_seg128.npz")
     args = parse(p)
     if args.tiny:
         args.test, args.seeds = 6, 2
     config, table, names, subject = load(args)
     side = config.model.fields.get("resolution", 16)
-    made = horses(args.horses, side) if args.horses else creatures(LABELLED * args.seeds + 2 * args.test, side)
-    found = subject.collect(made.images, names, args.sigma)
-    wide = {name: resized(f, made.masks.shape[1:]) for name, f in found.items()}
-    measured = scoring.noise_in(subject, made.images[:32], names, args.sigma)
-    kept = [name for name in features.Filter().keep(table, measured) if name in found]
-    record = {"settings": {k: v for k, v in vars(args).items() if k not in ("workdir", "out", "horses")}}
-    record |= select(args, table, {"filtered": kept, "filtered, pruned": pruned(found, kept)}, wide, made)
-    record["heads"] = heads(args, made, found, wide, record["lists"]["all"]["names"])
-    if made.keypoints is not None:
+    made = get(args.data, LABELLED * args.seeds + 2 * args.test, side)
+    record = {"settings": {k: v for k, v in vars(args).items() if k not in ("workdir", "out", "data")}}
+    if made.masks is not None:
+        found = subject.collect(made.images, names, args.sigma)
+        wide = {name: resized(f, made.masks.shape[1:]) for name, f in found.items()}
+        measured = scoring.noise_in(subject, made.images[:32], names, args.sigma)
+        kept = [name for name in features.Filter().keep(table, measured) if name in found]
+        record |= select(args, table, {"filtered": kept, "filtered, pruned": pruned(found, kept)}, wide, made)
+        record["heads"] = heads(args, made, found, wide, record["lists"]["all"]["names"])
+    if made.points is not None:
         record["correspondence"] = correspond(subject, made, table, names, args)
     save(args, table, record)
-
-
-# ------------------------------------------------------------------------------------------ data
-
-
-def creatures(count: int, side: int) -> Dense:
-    made = data.creature_set(count, side, draw=1)
-    return Dense(made.images, made.parts, 5, made.keypoints, made.boxes)
-
-
-def horses(path: str, side: int) -> Dense:
-    """Pictures of plane deltas: sums along rows and columns give green, red less green, blue less green, modulo 256."""
-    with np.load(path, allow_pickle=False) as arrays:
-        green, red, blue = arrays["images_pd"].cumsum(2, np.uint8).cumsum(3, np.uint8)
-        masks = np.unpackbits(arrays["masks"], axis=-1).reshape(len(green), *green.shape[1:])
-    shrink = lambda a: a.reshape(len(a), side, a.shape[1] // side, side, -1, *a.shape[3:]).mean((2, 4))  # noqa: E731
-    images = shrink(np.stack([red + green, green, blue + green], -1).astype(np.float32)) / 127.5 - 1
-    return Dense(images.astype(np.float32), (shrink(masks.astype(np.float32)) > 0.5).astype(np.uint8), 2)
 
 
 # ------------------------------------------------------------------------------------------ segmentation
@@ -98,7 +71,7 @@ def pruned(found: Any, names: Any) -> list[str]:
     return list(features.prune({name: found[name] for name in names}))
 
 
-def segment(wide: Any, made: Dense, args: Any, names: Any, seed: int, judge: bool = False) -> dict[str, float]:
+def segment(wide: Any, made: Labelled, args: Any, names: Any, seed: int, judge: bool = False) -> dict[str, float]:
     """Mean IoU of a list of activations, on the images to choose by or those to judge by."""
     start = LABELLED * args.seeds + args.test * judge
     few, test = slice(LABELLED * seed, LABELLED * (seed + 1)), slice(start, start + args.test)
@@ -108,7 +81,7 @@ def segment(wide: Any, made: Dense, args: Any, names: Any, seed: int, judge: boo
     return {"miou": probes.mean_iou(predicted, made.masks[test], made.classes)}
 
 
-def select(args: Any, table: Any, filtered: dict[str, list[str]], wide: Any, made: Dense) -> dict[str, Any]:
+def select(args: Any, table: Any, filtered: dict[str, list[str]], wide: Any, made: Labelled) -> dict[str, Any]:
     """The best activation and the best list of several sets of candidates, and what the filter kept of the best ten."""
     conventional = [name for name in wide if table[name].kind in features.INTER_MODULE]
     score = cache(partial(segment, wide, made, args))
@@ -134,7 +107,7 @@ def select(args: Any, table: Any, filtered: dict[str, list[str]], wide: Any, mad
     return {"lists": lists, "pixels": pixels, "top_ten_kept": kept, "alone": ranked}
 
 
-def heads(args: Any, made: Dense, found: Any, wide: Any, names: Any) -> dict[str, float]:
+def heads(args: Any, made: Labelled, found: Any, wide: Any, names: Any) -> dict[str, float]:
     """The list by an ensemble of pixel MLPs with the labels of seed 0, and by a dense head with all to choose by."""
     end = LABELLED * args.seeds
     few, many, test = slice(LABELLED), slice(end, end + args.test), slice(end + args.test, None)
@@ -181,12 +154,13 @@ def warp(rng: np.random.Generator, image: np.ndarray, points: np.ndarray) -> tup
     return np.stack(planes, -1), ((points - centre) @ turn.T + centre + shift).astype(np.float32)
 
 
-def correspond(subject: Any, made: Dense, table: Any, names: Any, args: Any) -> dict[str, Any]:
+def correspond(subject: Any, made: Labelled, table: Any, names: Any, args: Any) -> dict[str, Any]:
     """PCK@0.1 of pixels and of the activations that were best on half of the pairs, on the other half."""
-    images, points = made.images[-args.test :], made.keypoints[-args.test :]
+    images, points, seen = (a[-args.test :] for a in (made.images, made.points, made.seen))
     rng, side = np.random.default_rng(0), images.shape[1]
     moved, ends = (np.stack(part) for part in zip(*map(partial(warp, rng), images, points), strict=True))
-    inside = ((ends >= 0) & (ends <= side - 1)).all(-1)
+    inside = ((ends >= 0) & (ends <= side - 1)).all(-1) & seen
+    shared = seen & np.roll(seen, 1, 0)
     both = np.concatenate([images, moved])
     found = {"pixels": both, **subject.collect(both, names, args.sigma, seed=1)}
     image, box = np.full(args.test, side), probes.box_extent(np.roll(made.boxes[-args.test :], 1, 0))
@@ -197,7 +171,7 @@ def correspond(subject: Any, made: Dense, table: Any, names: Any, args: Any) -> 
         scores["warp"][name] = halves(match(a, b), ends, image, inside)
         other = match(a, jnp.roll(a, 1, 0))
         for task, extent in {"semantic": image, "semantic, of the box": box}.items():
-            scores[task][name] = halves(other, np.roll(points, 1, 0), extent, np.ones(inside.shape, bool))
+            scores[task][name] = halves(other, np.roll(points, 1, 0), extent, shared)
     rows, best = [], {}
     inner = [name for name in names if table[name].kind in features.INTER_MODULE]
     for task, values in scores.items():
@@ -207,7 +181,11 @@ def correspond(subject: Any, made: Dense, table: Any, names: Any, args: Any) -> 
         rows[-1] += [f"{judged[-1] / max(judged[0], 1e-9):.1f}x", best[task]]
     columns = ["pairs", "pixels", "best inter-module", "best of all", "over pixels", "which"]
     show(f"PCK@0.1, {args.test} pairs, sigma {args.sigma:g}", columns, rows)
-    return {"pck": scores, "best": best, "trained": trained(found[best["semantic"]][: args.test], points, side, args)}
+    return {
+        "pck": scores,
+        "best": best,
+        "trained": trained(found[best["semantic"]][: args.test], points, seen, side, args),
+    }
 
 
 def halves(found: Any, truth: np.ndarray, extent: np.ndarray, visible: np.ndarray) -> list[float]:
@@ -219,18 +197,19 @@ def halves(found: Any, truth: np.ndarray, extent: np.ndarray, visible: np.ndarra
     ]
 
 
-def trained(f: np.ndarray, points: np.ndarray, side: int, args: Any) -> float:
+def trained(f: np.ndarray, points: np.ndarray, seen: np.ndarray, side: int, args: Any) -> float:
     """PCK@0.1 for pairs of creatures after a 3x3 convolution trained on the first half of them, on the other half."""
     half, cell_side = len(f) // 2, side / f.shape[1]
     on_grid = (points + 0.5) / cell_side - 0.5
     pairs = partial(np.roll, shift=1, axis=0)
     first, second = slice(half), slice(half, None)
+    shared = [seen[rows] & pairs(seen[rows]) for rows in (first, second)]
     head, params, _ = probes.fit_aggregation(
-        f[first], pairs(f[first]), (on_grid[first], pairs(on_grid[first])), steps=4 if args.tiny else 150
+        f[first], pairs(f[first]), (on_grid[first], pairs(on_grid[first])), shared[0], steps=4 if args.tiny else 150
     )
     out = jnp.asarray(head.apply({"params": params}, jnp.asarray(f[second])))
     match = probes.match(out, jnp.roll(out, 1, 0), jnp.asarray(points[second]), size=(side, side))
-    found = probes.pck(match, pairs(points[second]), side)
+    found = probes.pck(match, pairs(points[second]), side, visible=shared[1])
     print(f"semantic pairs after a trained layer on the best activation: {found:.3f}")
     return found
 
@@ -242,13 +221,17 @@ def save(args: Any, table: Any, record: dict[str, Any]) -> None:
     """The JSON file, and the score of each activation in the order of execution."""
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    name = f"features_compare_{Path(args.workdir).name}{'_horses' if args.horses else ''}"
+    name = "_".join(["features_compare", Path(args.workdir).name, *([Path(args.data).stem] if args.data else [])])
     (out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    scores, label = record.get("alone"), f"mean IoU, {LABELLED} labelled images"
+    if scores is None:
+        pck = record["correspondence"]["pck"]["semantic"]
+        scores, label = {tap: mean(values) for tap, values in pck.items() if tap in table}, "semantic PCK@0.1"
     figure, axis = plt.subplots(figsize=(8, 4))
-    for kind in sorted({table[tap].kind for tap in record["alone"]}):
-        taps = [tap for tap in record["alone"] if table[tap].kind == kind]
-        axis.plot([table[tap].order for tap in taps], [record["alone"][tap] for tap in taps], "o", ms=4, label=kind)
-    axis.set(xlabel="activation, in order of execution", ylabel=f"mean IoU, {LABELLED} labelled images")
+    for kind in sorted({table[tap].kind for tap in scores}):
+        taps = [tap for tap in scores if table[tap].kind == kind]
+        axis.plot([table[tap].order for tap in taps], [scores[tap] for tap in taps], "o", ms=4, label=kind)
+    axis.set(xlabel="activation, in order of execution", ylabel=label)
     axis.legend(fontsize=6, ncol=2)
     figure.tight_layout()
     figure.savefig(out / f"{name}.png", dpi=110)

@@ -22,6 +22,7 @@ def parse(p: argparse.ArgumentParser) -> argparse.Namespace:
     """The flags that all studies have, beside those of `p`."""
     p.formatter_class = argparse.RawDescriptionHelpFormatter
     p.add_argument("--workdir", default="runs/creatures", help="a run of configs/creatures.py")
+    p.add_argument("--data", default="", help="a file of pictures (sets.py) instead of new creatures")
     p.add_argument("--out", default="runs/experiments", help="folder for the JSON and PNG files")
     p.add_argument("--tiny", action="store_true", help="an untrained small network and few images, to try the script")
     args = p.parse_args()

@@ -2,6 +2,7 @@
 
     python experiments/features/profile.py --workdir=runs/creatures [--sigmas=0.05,0.1,0.2,0.4,0.8] [--count=600]
     python experiments/features/profile.py --workdir=runs/digits --digits
+    python experiments/features/profile.py --workdir=RUN --data=cifar10_test.npz
 
 Meng et al. (2024) see, in Stable Diffusion: noise strong in the down stage, weak in mid and early up, back at the end
 of the up stage; coarse to fine within a resolution; queries and keys of self-attention that resemble their neighbours.
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from lab import show
 from networks import load, parse
+from sets import get
 
 from jaxdiff import data, features
 from jaxdiff.features import Catalog, scoring
@@ -31,13 +33,12 @@ def main() -> None:
     args = parse(p)
     args.count = 24 if args.tiny else args.count
     sigmas = [float(sigma) for sigma in args.sigmas.split(",")][: 2 if args.tiny else None]
-    _, table, names, subject = load(args)
+    config, table, names, subject = load(args)
     if args.digits:
         rows, parts = data.load("digits", shuffle=False).take(0, args.count), None
         images, labels = rows["image"], rows["label"]
     else:
-        made = data.creature_set(args.count, draw=1)
-        images, labels, parts = made.images, made.labels, made.parts
+        images, labels, parts, *_ = get(args.data, args.count, config.model.fields.get("resolution", 16))
     accuracy = {sigma: scoring.probe(subject, images, labels, names, sigma) for sigma in sigmas}
     pixels = features.probes.linear_probe((images[::2], labels[::2]), (images[1::2], labels[1::2]))[0]
     noise = {sigma: scoring.noise_in(subject, images[:48], names, sigma) for sigma in sigmas}
@@ -101,7 +102,7 @@ def report(
     selections(table, accuracy, noise)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    name = f"features_profile_{Path(args.workdir).name}"
+    name = "_".join(["features_profile", Path(args.workdir).name, *([Path(args.data).stem] if args.data else [])])
     record = {"count": args.count, "pixels": pixels, "accuracy": accuracy, "noise": noise, "shapes": shapes}
     (out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     scores = {tap: [accuracy[sigma][tap] for sigma in sigmas] for tap in accuracy[sigmas[0]]}

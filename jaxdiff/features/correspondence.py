@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxdiff.features.fitting import fit
 
@@ -92,15 +92,23 @@ class Aggregation(nn.Module):
         return nn.Conv(self.features, (3, 3), use_bias=False, kernel_init=start, name="conv")(f)
 
 
-def contrast(a: Float[Array, "b h w c"], b: Float[Array, "b h w c"], points: Any, temperature: float) -> Array:
-    """Mean cross-entropy of finding points[0] of a at points[1] of b, and back."""
+def contrast(
+    a: Float[Array, "b h w c"],
+    b: Float[Array, "b h w c"],
+    points: Any,
+    temperature: float,
+    visible: Bool[Array, "b k"] | None = None,
+) -> Array:
+    """Mean cross-entropy of finding points[0] of a at points[1] of b, and back, over the visible points."""
 
     def one_way(source: Array, target: Array, start: Array, end: Array) -> Array:
         logits = jnp.einsum("bkc,byxc->bkyx", _at(source, start), target) / temperature
         height, width = target.shape[1:3]
         place = jnp.clip(jnp.round(end).astype(int), 0, jnp.asarray([width - 1, height - 1]))
         labels = place[..., 1] * width + place[..., 0]
-        return optax.softmax_cross_entropy_with_integer_labels(logits.reshape(*labels.shape, -1), labels).mean()
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits.reshape(*labels.shape, -1), labels)
+        seen = jnp.ones(labels.shape) if visible is None else visible.astype(jnp.float32)
+        return (seen * losses).sum() / jnp.maximum(seen.sum(), 1)
 
     a, b = _unit(a), _unit(b)
     return (one_way(a, b, *points) + one_way(b, a, *points[::-1])) / 2
@@ -110,6 +118,7 @@ def fit_aggregation(
     source: Any,
     target: Any,
     points: tuple[Any, Any],
+    visible: Any = None,
     *,
     width: int = 0,
     steps: int = 200,
@@ -121,7 +130,8 @@ def fit_aggregation(
 ) -> tuple[Aggregation, Any, list[float]]:
     """The layer, its parameters and the losses, trained on pairs of features [n h w c] and points [n k 2] on that grid.
 
-    `width` 0 keeps the number of channels. Apply it as `head.apply({"params": params}, features)`, then `match`.
+    `visible` [n k] tells the points seen in both images, None all. `width` 0 keeps the number of channels. Apply it as
+    `head.apply({"params": params}, features)`, then `match`.
     """
     source, target = np.asarray(source, np.float32), np.asarray(target, np.float32)
     head = Aggregation(width or source.shape[-1])
@@ -129,9 +139,10 @@ def fit_aggregation(
 
     def loss(params: Any, pairs: Any) -> Array:
         a, b = (jnp.asarray(head.apply({"params": params}, pairs[side])) for side in ("source", "target"))
-        return contrast(a, b, (pairs["start"], pairs["end"]), temperature)
+        return contrast(a, b, (pairs["start"], pairs["end"]), temperature, pairs["visible"])
 
     ends = {name: np.asarray(side, np.float32) for name, side in zip(("start", "end"), points, strict=True)}
-    data = {"source": source, "target": target, **ends}
+    seen = np.ones(ends["start"].shape[:2], bool) if visible is None else np.asarray(visible, bool)
+    data = {"source": source, "target": target, **ends, "visible": seen}
     params, losses = fit(loss, params, data, steps=steps, batch=batch, rate=rate, decay=decay, seed=seed)
     return head, params, losses

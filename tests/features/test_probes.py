@@ -11,6 +11,7 @@ from sklearn.metrics import jaccard_score
 
 from jaxdiff import data, features
 from jaxdiff.features import probes, segmentation, store
+from jaxdiff.features.correspondence import contrast
 from jaxdiff.models import DiT
 
 RNG = np.random.default_rng(0)
@@ -75,6 +76,22 @@ def test_a_trained_layer_learns_what_to_look_at():
 
     assert score(source[64:], target[64:]) < 0.3 < 0.7 < score(apply(source[64:]), apply(target[64:]))
     assert losses[-1] < 0.1 * losses[0]
+
+
+def test_points_that_are_not_seen_do_not_train_the_layer():
+    a, b = jnp.asarray(RNG.normal(size=(2, 3, 6, 6, 4)), jnp.float32)
+    points, visible = (
+        RNG.integers(0, 6, size=(2, 3, 5, 2)).astype(np.float32),
+        np.arange(5) < np.array([5, 3, 2])[:, None],
+    )
+    hidden = np.where(visible[..., None], points, 6 - points)
+    each = [
+        float(contrast(a[i : i + 1], b[i : i + 1], jnp.asarray(points[:, i : i + 1, :seen]), 0.07))
+        for i, seen in enumerate(visible.sum(1))
+    ]
+    for given in (points, hidden):
+        found = float(contrast(a, b, jnp.asarray(given), 0.07, jnp.asarray(visible)))
+        np.testing.assert_allclose(found, np.average(each, weights=visible.sum(1)), rtol=1e-5)
 
 
 def test_the_layer_starts_without_changing_any_cosine():

@@ -36,7 +36,7 @@ def get_config(arg: str = "") -> ConfigDict:
         c.data.source, c.data.options = "arrays", ConfigDict({"images": "photos32.npz"})
         c.data.batch_size = 16
         c.model.fields.update(resolution=32, multipliers=(1, 2, 2, 2))
-        c.train.steps = 2000
+        c.train.steps = 1000
     c.optim.warmup_images = 100 * c.data.batch_size
     c.optim.decay, c.optim.decay_images = "cosine", c.train.steps * c.data.batch_size
     c.ema.options = ConfigDict({"images": 3200.0, "ramp": 0.05})

@@ -2,8 +2,9 @@
 
     jaxdiff train --config=configs/mixture2d_emd.py --workdir=runs/mixture2d_emd
 
-Any CPU, in minutes. Of six seeds one lost more than half of the modes (docs/emd.md). `:diff_instruct` is the same with
-one Langevin step that leaves z alone (Diff-Instruct); `:tiny` takes a few steps.
+Any CPU, in minutes. The student score must keep up with the generator, so its rate is four times the generator's
+(docs/emd.md). `:diff_instruct` is the same with one Langevin step that leaves z alone (Diff-Instruct); `:tiny` takes a
+few steps.
 """
 
 from ml_collections import ConfigDict

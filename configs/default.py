@@ -22,6 +22,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.model.fields = ConfigDict()  # of that model; num_classes and channels follow the data when left out, and
     #                                control = {"alpha": 8.0...} takes what data.options.control records
     c.model.dtype = "float32"  # of network compute: float32 or bfloat16; parameters stay float32
+    c.model.remat = ""  # activations computed again instead of kept: "" (none), full, dots, dots_no_batch
 
     c.denoiser = ConfigDict()
     c.denoiser.kind = "edm"  # the network's convention: edm, ddpm, flow
@@ -37,6 +38,7 @@ def get_config(arg: str = "") -> ConfigDict:
         "run"  # run (a workdir), edm, dit, sd_unet... (public weights), analytic (mixture data), fresh (untrained)
     )
     c.teacher.path = ""  # that workdir, or the weights' file
+    c.teacher.offload = False  # kept in the host's memory and brought to the devices in each step
 
     c.sfd = ConfigDict()  # Simple and Fast Distillation; the student walks the grid of `sample`
     c.sfd.nfe = (2,)  # evaluations the student is made for; several make one student for all (SFD-v)
@@ -76,6 +78,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.emd.dropout = False  # of the student score while it is trained
     c.emd.guidance = 1.0  # of the teacher
     c.emd.input_scale = "sigma"  # the network sees sigma_star z, or ("one") sqrt(1 + sigma_star^2) z
+    c.emd.chain_dtype = ""  # of the E-step's copies of the networks: float32 or bfloat16; "" = model.dtype, no copies
     c.emd.mcmc_sigma = 0.3  # noise level of `jaxdiff sample --mcmc_steps`
 
     c.consistency = ConfigDict()  # consistency models; noise.mean and noise.std say where the intervals are drawn

@@ -25,7 +25,7 @@ def get_config(arg: str = "") -> ConfigDict:
             c.data.options.image_size = 128
             c.data.batch_size = 2048
             c.model.fields.update(resolution=128, width=256, multipliers=(1, 1, 2, 3, 4), blocks=2)
-            c.model.fields.remat = True
+            c.model.remat = "full"
         c.noise.shift = 2.0
         if arg == "teacher":
             return c

@@ -37,7 +37,6 @@ def get_config(arg: str = "") -> ConfigDict:
             "attention": (32, 16, 8),
             "dropout": 0.1,
             "style": "adm",
-            "remat": False,  # True trades compute for memory
         }
     )
     c.model.dtype = "bfloat16"

@@ -44,6 +44,7 @@ STORED = {
     "cifar10_ct_immiscible": ((32, 32, 3), 10),
     "cifar10_ddim_immiscible": ((32, 32, 3), 10),
     "imagenet256_immiscible": ((32, 32, 4), 1000),
+    "t2i512_mmdit": ((64, 64, 4), 0),
 }
 PATHS = ("folder",)  # configs whose argument is a path, so that any is allowed
 # published parameter counts: EDM's without its augmentation input of 9 x 128
@@ -143,6 +144,9 @@ def test_full_size_builds_and_has_the_published_number_of_parameters(name, arg, 
     config = module(name).get_config(arg)
     if name in STORED and config.data.source != "blank":
         stand_in(monkeypatch, config.data.source, *STORED[name])
+    if isinstance(config.data.options.get("caption_text"), str):  # a folder that is not here
+        with config.unlocked(), config.data.options.ignore_type():
+            config.data.options.caption_text = (77, 768)
     with promotion(config):
         job = training.build(config)
         state, _ = declare(job)
@@ -153,7 +157,7 @@ def test_full_size_builds_and_has_the_published_number_of_parameters(name, arg, 
         assert total / {"k": 1e3, "M": 1e6}[unit] == pytest.approx(float(number), rel=5e-3)
     plain = name.startswith(("mixture2d", "cifar10", "digits_immiscible", "creatures"))
     unconditional = plain and arg not in ("cond", "cd")
-    texts = {"sd15_emd": {"text"}, "t2i_small": {"text", "text_mask"}}
+    texts = {"sd15_emd": {"text"}, "t2i512_mmdit": {"text", "text_mask"}, "t2i_small": {"text", "text_mask"}}
     assert set(job.null or {}) == texts.get(name, set() if unconditional else {"label"})
     assert bool(job.dataset.num_classes) == ("label" in (job.null or {}))
 
@@ -167,6 +171,8 @@ def stand_in(monkeypatch, source, shape, classes):
         if source == "prompts":
             return texts("stand-in", {"text": np.zeros((3, 77, 768), np.float16)}, options["shape"], "")
         images = np.zeros((2, *shape), np.float32 if shape[-1] == 4 else np.uint8)
+        if source == "latents":
+            return in_memory("stand-in", images, None, caption_ids=np.arange(2), captions=("one", "two"))
         return in_memory("stand-in", images, np.arange(2), num_classes=classes)
 
     monkeypatch.setitem(sources.SOURCES, source, make)
@@ -178,7 +184,8 @@ TRACED_BY_ANOTHER = {"imagenet64_emd": "digits_emd", "imagenet128_emd": "digits_
 
 
 # the same method on a like network is traced by default for another config
-SECOND = ("cifar10_ddim_immiscible", "digits_immiscible", "digits_sfd", "imagenet64", "imagenet64_sfd", "sd15_emd")
+SECOND = ("cifar10_ddim_immiscible", "digits_immiscible", "digits_sfd", "imagenet64", "imagenet64_sfd")
+SECOND += ("sd15_emd", "t2i512_mmdit")
 
 
 @pytest.mark.parametrize(

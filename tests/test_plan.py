@@ -161,7 +161,7 @@ def test_the_largest_batch_by_bisection():
 
 
 def test_meshes_that_cannot_be_are_refused_with_the_nearest(monkeypatch):
-    monkeypatch.setattr(program, "_compile_tpu", pytest.fail)
+    monkeypatch.setattr(program, "_compile", pytest.fail)
     machine, devices = plan.topology("v5e:2x4"), jax.devices()
     with pytest.raises(
         ValueError, match=r"product must be 8.*nearest that fits is .*'data': 4, 'fsdp': 2, 'tensor': 1"
@@ -189,6 +189,20 @@ def test_the_nearest_mesh(given, nearest):
         make_mesh(*given, range(16))
 
 
+def test_a_size_of_fsdp_that_divides_more_is_told():
+    config = small(data=1, fsdp=8)
+    with config.unlocked():
+        config.model.fields.width = 132  # 4 divides it and 8 does not
+    job = program.build(config, jax.devices())
+    state, _ = trainer.declare(job)
+    found = program.finer(job, state)
+    large = sum(4 * leaf.size for leaf in jax.tree.leaves(state.params) if leaf.size >= 2**14)
+    rest = sum(4 * leaf.size for leaf in jax.tree.leaves(state.params)) - large
+    assert found == {"data": 2, "fsdp": 4, "params": large // 4 + rest}
+    job = program.build(small(data=1, fsdp=8), jax.devices())
+    assert program.finer(job, trainer.declare(job)[0]) is None
+
+
 def test_a_refusal_of_the_compiler_says_what_to_change():
     message = "RESOURCE_EXHAUSTED: E1000: Ran out of memory on HBM, the total memory required for HLO temporaries (27.14G) exceeds available HBM (15.75G). HLO module: jit_run.\nmore"
     machine = plan.topology("v5e:4x4")
@@ -197,9 +211,9 @@ def test_a_refusal_of_the_compiler_says_what_to_change():
     record |= {"mesh": {"data": 16, "fsdp": 1, "tensor": 1}, "batch": 256, "state": {"params": 9 * GIB}}
     config = imagenet256_dit.get_config()
     with config.unlocked():
-        config.model.fields.remat = False
+        config.model.remat = ""
     lines = " ".join(plan.advice(record, config, machine))
-    for needed in ("mesh.fsdp=-1", "remat=True", "accumulate=2", "batch_size=128"):
+    for needed in ("mesh.fsdp=-1", "model.remat=full", "accumulate=2", "batch_size=128"):
         assert needed in lines
     with pytest.raises(RuntimeError, match="INTERNAL"):
         program._too_large(RuntimeError("INTERNAL: no"), machine)

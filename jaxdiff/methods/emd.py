@@ -56,9 +56,11 @@ from jaxdiff.methods.method import (
 )
 from jaxdiff.models import network
 from jaxdiff.noise.levels import Levels, Weight, edm_weight, lognormal
+from jaxdiff.trees import path_name
 
 Generator = Callable[[Array, Cond], Array]  # (z, cond) -> x0
 SCHEMES = {"eps,z": 0, "x,z": 0, "eps": 0, "x": 0}
+CHAINED = ("params", "score", "frozen")  # parts of the state that a chain evaluates
 CANCEL = {"complete": 0, "last": 0, "none": 0}
 DIFF_INSTRUCT: dict[str, Any] = {"steps": 1, "scheme": "eps", "step_eps": 1.0, "cancel": "complete"}
 
@@ -185,6 +187,15 @@ def _normals(keys: Array, index: Array, like: Array) -> Array:
     return jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, index), like.shape[1:]))(keys)
 
 
+def _narrowed(params: Any, dtype: Any) -> Any:
+    """Parameters with their kernels in `dtype`; the others are small, and norms and tables want their precision."""
+
+    def narrow(path: Any, leaf: Array) -> Array:
+        return leaf.astype(dtype) if path_name(path).endswith("kernel") else leaf
+
+    return jax.tree_util.tree_map_with_path(narrow, params)
+
+
 def _mean_square(x: Array) -> Array:
     return jnp.square(x).reshape(x.shape[0], -1).mean(1)
 
@@ -262,6 +273,7 @@ def emd(
     parts: int = 1,
     place: Callable[[Array], Array] = lambda x: x,
     unroll: int = 1,
+    chain_dtype: Any = None,
     **chain: Any,
 ) -> Method:
     """Distil a teacher into g(z) = D(sigma_star z, sigma_star), D = wrapper(network) with the teacher's weights.
@@ -281,6 +293,8 @@ def emd(
     place          a sharding constraint for arrays drawn here, as in `sfd`
     unroll         of the chain's loop. On CPU, where XLA is slow at convolution gradients inside loops, a model without
                    a loop form (`layers.loop_conv`) wants unroll=steps
+    chain_dtype    the chain runs copies of all networks in this dtype, their kernels stored in it: half the traffic and
+                   communication of K evaluations. What is trained keeps its own
     """
     check_sigma(sigma_star)
     score_optimizer = score_optimizer or optimizer
@@ -294,17 +308,26 @@ def emd(
     defaults = {"steps": 16, "scheme": "eps,z", "step_eps": 0.16, "step_z": 1.6e-5, "step_x": 0.0, "cancel": "complete"}
     check_chain(**{name: chain.get(name, value) for name, value in defaults.items()})
     scheme, own = chain.get("scheme", "eps,z"), teacher is None
-    looped = in_loops(model)  # for the chain, and for D_S when it is updated in a loop
+    looped = in_loops(model)  # for chains, and for D_S when it is updated in a loop
+    if chain_dtype is not None and not hasattr(model, "dtype"):
+        raise ValueError(f"chain_dtype={chain_dtype} is for networks with a dtype; {type(model).__name__} has none")
 
     def generate(params: Any, z: Array, cond: Cond = None, model: nn.Module = model) -> Array:
         return denoisers.one_step(wrapper(network(model, params)), sigma_star, scale)(z, cond)
 
-    def densities(frozen: Any, score: Any) -> tuple[Denoiser, Denoiser]:
+    def densities(frozen: Any, score: Any, model: nn.Module = model) -> tuple[Denoiser, Denoiser]:
         """The denoisers of the teacher's density and of the generator's."""
         exact = (teacher or (lambda params: wrapper(network(model, params))))(frozen["teacher"])
         if guidance != 1.0:
             exact = denoisers.guided(exact, guidance, null)
         return exact, wrapper(network(model, score))
+
+    def copies(state: State) -> tuple[nn.Module, State]:
+        """What a chain runs: the model, and the state whose networks it takes."""
+        if chain_dtype is None:
+            return model, state
+        narrow = replace(state, **{name: _narrowed(getattr(state, name), chain_dtype) for name in CHAINED})
+        return model.clone(dtype=chain_dtype), narrow
 
     def init(key: Array, batch: Batch, frozen: Mapping[str, Any]) -> State:
         x0 = data_of(batch)
@@ -344,12 +367,13 @@ def emd(
     def improve(state: State, batch: Batch, key: Array) -> tuple[Any, Metrics]:
         """The gradient of the generator: E-step and M-step."""
         drawn, noise = jax.random.split(key)
+        net, copy = copies(state)
 
         def gradient(params: Any, examples: Any, part: Any) -> tuple[Any, None]:
             cond, sigma = examples.get("cond"), examples["sigma"]
-            make = lambda z, cond: generate(params, z, cond, looped)  # noqa: E731
+            make = lambda z, cond: generate(copy.params, z, cond, in_loops(net))  # noqa: E731
             inputs = (examples["z"], examples["eps"], sigma, examples["key"], cond)
-            end = e_step(*densities(state.frozen, state.score), make, *inputs, unroll=unroll, **chain)
+            end = e_step(*densities(copy.frozen, copy.score, net), make, *inputs, unroll=unroll, **chain)
             loss, gradients = m_step(generate, params, end, sigma, cond, scheme=scheme, weight=weight)
             return ({"loss": loss, **end.metrics}, gradients), None
 

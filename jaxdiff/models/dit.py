@@ -94,7 +94,7 @@ class DiT(nn.Module):
     control: conditioning.Control | None = None
     step_embed: str = ""
     dtype: Dtype = jnp.float32
-    remat: bool = False
+    remat: bool | str = False  # or one of layers.REMAT
     scan: bool = False
 
     @nn.compact

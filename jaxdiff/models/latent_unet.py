@@ -82,7 +82,7 @@ class SelfAttention(nn.Module):
     def __call__(self, x: Float[Array, "b n c"]) -> Float[Array, "b n c"]:
         q, k, v = layers.qkv_heads(x, self.heads, self.dtype, fan_in, use_bias=False)
         layers.tap_heads(self, q=q, k=k, v=v)
-        gathered = jax.nn.dot_product_attention(q, k, v)
+        gathered = layers.attend(q, k, v)
         return layers.tap(self, "out", layers.merge_heads(gathered, x.shape[-1], self.dtype, fan_in))
 
 
@@ -128,14 +128,14 @@ class Transformer(nn.Module):
     heads: int
     groups: int = 32
     dtype: Dtype = jnp.float32
-    remat: bool = False
+    remat: bool | str = False  # or one of layers.REMAT
 
     @nn.compact
     def __call__(
         self, x: Float[Array, "b h w c"], text: Float[Array, "b l d"], mask: Bool[Array, "b l"] | None
     ) -> Float[Array, "b h w c"]:
         b, height, width, c = x.shape
-        block = nn.remat(TransformerBlock) if self.remat else TransformerBlock
+        block = layers.rematerialised(TransformerBlock, self.remat)
         normed = layers.tap(self, "norm", _group_norm(x, self.groups, 1e-6, self.dtype, "norm"))
         tokens = normed.reshape(b, height * width, c)
         tokens = nn.Dense(c, kernel_init=fan_in, dtype=self.dtype, name="in")(tokens)
@@ -178,7 +178,7 @@ class LatentUNet(nn.Module):
     step_embed: str = ""
     loop: bool = False
     dtype: Dtype = jnp.float32
-    remat: bool = False
+    remat: bool | str = False  # or one of layers.REMAT
 
     @nn.compact
     def __call__(
@@ -192,7 +192,7 @@ class LatentUNet(nn.Module):
         else:
             text = jnp.asarray(cond["text"])
         mask = jnp.asarray(cond["text_mask"], bool) if "text_mask" in cond else None
-        block = nn.remat(Block) if self.remat else Block
+        block = layers.rematerialised(Block, self.remat)
         shared = {"groups": self.groups, "dtype": self.dtype}
         fields = {**shared, "dropout": self.dropout, "deterministic": deterministic, "loop": self.loop}
 

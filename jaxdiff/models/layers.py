@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -238,6 +238,31 @@ class MLP(nn.Module):
         return tap(self, "out", nn.Dense(d, kernel_init=xavier, dtype=self.dtype, name="out")(x))
 
 
+def attend(
+    q: Float[Array, "b n h d"],
+    k: Float[Array, "b m h d"],
+    v: Float[Array, "b m h d"],
+    bias: Any = None,
+    mask: Any = None,
+) -> Float[Array, "b n h d"]:
+    """softmax(q k' / sqrt(d) + bias) v, by the fused kernel of the platform where it has one for these arguments."""
+    plain = bias is None and mask is None
+    kernel = fused(_platform(), q.dtype, q.shape[-1], plain)
+    return jax.nn.dot_product_attention(q, k, v, bias, mask, implementation=kernel)
+
+
+def fused(platform: str, dtype: Dtype, width: int, plain: bool) -> Literal["cudnn", "xla"]:
+    """Which attention a platform shall use: cuDNN's in half precision, heads of up to 128 in eights, nothing masked."""
+    able = dtype in (jnp.bfloat16, jnp.float16) and width % 8 == 0 and width <= 128 and plain
+    return "cudnn" if platform == "cuda" and able else "xla"
+
+
+def _platform() -> str:
+    """The platform that programs are made for, "cuda" apart from other GPUs."""
+    backend = jax.default_backend()
+    return "cuda" if backend == "gpu" and "cuda" in jax.devices()[0].client.platform_version else backend
+
+
 def qkv_heads(
     x: Array, heads: int, dtype: Dtype, kernel_init: Callable = xavier, name: str = "qkv", **kwargs: Any
 ) -> list[Array]:
@@ -270,7 +295,7 @@ class SelfAttention(nn.Module):
         q, k, v = qkv_heads(x, self.heads, self.dtype)
         mask = None if mask is None else mask[:, None, None]
         tap_heads(self, mask, bias=bias, q=q, k=k, v=v)
-        gathered = jax.nn.dot_product_attention(q, k, v, bias, mask)
+        gathered = attend(q, k, v, bias, mask)
         return tap(self, "out", merge_heads(gathered, x.shape[-1], self.dtype))
 
 
@@ -293,7 +318,7 @@ class CrossAttention(nn.Module):
         kv = dense((2, self.heads, c // self.heads), name="kv")(text)
         mask = None if mask is None else mask[:, None, None]
         tap_heads(self, mask, q=q, k=kv[:, :, 0], v=kv[:, :, 1])
-        gathered = jax.nn.dot_product_attention(q, kv[:, :, 0], kv[:, :, 1], mask=mask)
+        gathered = attend(q, kv[:, :, 0], kv[:, :, 1], mask=mask)
         return tap(self, "out", merge_heads(gathered, c, self.dtype, self.out_init))
 
 
@@ -320,12 +345,28 @@ def along_batch(tree: Any) -> Any:
     return jax.lax.with_sharding_constraint(tree, jax.sharding.PartitionSpec(axes))
 
 
+# what a rematerialised block keeps for the backward pass beside its inputs
+REMAT: dict[str, Any] = {
+    "full": None,  # nothing: least memory, one more forward pass
+    "dots": jax.checkpoint_policies.dots_saveable,  # results of products and convolutions: recomputes elementwise work
+    "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # of Dense layers, not of attention
+}
+
+
+def rematerialised(block: type[nn.Module], remat: bool | str, scanned: bool = False) -> type[nn.Module]:
+    """The block with activations computed again in the backward pass, apart from those that REMAT[remat] keeps."""
+    if not remat:
+        return block
+    policy = pick(REMAT, "full" if remat is True else remat, "remat policy")
+    return nn.remat(block, prevent_cse=not scanned, policy=policy)
+
+
 def block_stack(
     block: type[nn.Module],
     depth: int,
     *,
     scan: bool,
-    remat: bool,
+    remat: bool | str,
     name: str = "blocks",
     keep: bool = False,
     **fields: Any,
@@ -335,8 +376,7 @@ def block_stack(
     Called as stack(carry, c, *each): of each further argument, block i gets item i. With `keep` it returns the last
     carry and those of all blocks, a list or, scanned, an array with a layer axis.
     """
-    if remat:
-        block = nn.remat(block, prevent_cse=not scan)
+    block = rematerialised(block, remat, scanned=scan)
 
     def unrolled(carry: Any, c: Any, *each: Any) -> Any:
         carries = []

@@ -96,7 +96,7 @@ class MDT(nn.Module):
     control: conditioning.Control | None = None
     step_embed: str = ""
     dtype: Dtype = jnp.float32
-    remat: bool = False
+    remat: bool | str = False  # or one of layers.REMAT
     scan: bool = False
 
     @nn.compact
@@ -188,7 +188,7 @@ class MDT(nn.Module):
         return jnp.broadcast_to(token.astype(self.dtype), tokens.shape)
 
     def _side(self, grid: tuple[int, int], tokens: Array, shared: dict[str, Any]) -> Array:
-        block = nn.remat(Block) if self.remat else Block
+        block = layers.rematerialised(Block, self.remat)
         return block(**self._fields(grid), name="side")(tokens, shared)
 
     # ------------------------------------------------------------------------------------------ messages

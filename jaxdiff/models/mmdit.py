@@ -43,7 +43,7 @@ class Block(nn.Module):
         q, k, v = (jnp.concatenate(pair, axis=1) for pair in zip(*heads, strict=True))
         mask = streams["mask"]
         layers.tap(self, "joint/map", lambda: layers.attention_map(q, k, None if mask is None else mask[:, None, None]))
-        gathered = jax.nn.dot_product_attention(q, k, v, mask=None if mask is None else mask[:, None, None])
+        gathered = layers.attend(q, k, v, mask=None if mask is None else mask[:, None, None])
         image = self._update("image", streams["image"], gathered[:, :n], for_image)
         text = streams["text"] if self.last else self._update("text", streams["text"], gathered[:, n:], for_text)
         return {"image": image, "text": text, "mask": mask}
@@ -97,7 +97,7 @@ class MMDiT(nn.Module):
     positions: str = "interpolate"
     step_embed: str = ""
     dtype: Dtype = jnp.float32
-    remat: bool = False
+    remat: bool | str = False  # or one of layers.REMAT
     scan: bool = False
 
     @nn.compact
@@ -134,7 +134,7 @@ class MMDiT(nn.Module):
         fields = {"heads": self.heads, "mlp_ratio": self.mlp_ratio, "qk_norm": self.qk_norm, "dtype": self.dtype}
         stack = layers.block_stack(Block, self.depth - 1, scan=self.scan, remat=self.remat, **fields)
         streams = stack({"image": image, "text": text, "mask": mask}, c)
-        last = nn.remat(Block) if self.remat else Block
+        last = layers.rematerialised(Block, self.remat)
         image = last(**fields, last=True, name="last_block")(streams, c)["image"]
         out = layers.FinalLayer(self.patch**2 * self.channels, name="final")(image, c)
         return layers.tap(self, "out", layers.unpatchify(out, self.patch, height, width))

@@ -105,7 +105,7 @@ class PixArt(nn.Module):
     positions: str = "interpolate"
     step_embed: str = ""
     dtype: Dtype = jnp.float32
-    remat: bool = False
+    remat: bool | str = False  # or one of layers.REMAT
     scan: bool = False
 
     @nn.compact

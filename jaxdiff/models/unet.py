@@ -141,7 +141,7 @@ class Block(nn.Module):
         tokens = layers.tap(self, "norm2", _group_norm(x, style, self.dtype, "norm2")).reshape(b, height * width, c)
         q, k, v = layers.qkv_heads(tokens, heads, self.dtype, **_inits(style, c, gain))
         layers.tap_heads(self, prefix="attention/", q=q, k=k, v=v)
-        gathered = jax.nn.dot_product_attention(q, k, v)
+        gathered = layers.attend(q, k, v)
         out = layers.merge_heads(gathered, c, self.dtype, **_inits(style, c, style.zero_gain))
         layers.tap(self, "attention/out", out)
         return (x + out.reshape(x.shape)) * style.gain
@@ -171,7 +171,7 @@ class UNet(nn.Module):
     step_embed: str = ""
     loop: bool = False
     dtype: Dtype = jnp.float32
-    remat: bool = False
+    remat: bool | str = False  # or one of layers.REMAT
 
     @nn.compact
     def __call__(
@@ -185,7 +185,7 @@ class UNet(nn.Module):
         embedding = [self._embed(style, layers.noise_labels(noise_label, x), cond or {})]
         if self.step_embed:
             embedding.append(self._embed_step(style, layers.step_value(x, cond, self.step_embed)))
-        block = nn.remat(Block) if self.remat else Block
+        block = layers.rematerialised(Block, self.remat)
 
         def run(x: Array, name: str, features: int, **kwargs: Any) -> Array:
             fields = {"dropout": self.dropout, "deterministic": deterministic, "dtype": self.dtype, **kwargs}

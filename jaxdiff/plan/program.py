@@ -18,17 +18,19 @@ from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from jaxdiff.features import costs
-from jaxdiff.plan import hlo
+from jaxdiff.plan import gpus, hlo
 from jaxdiff.plan.chips import Topology
 from jaxdiff.training import trainer
 from jaxdiff.training.build import Job, build
-from jaxdiff.training.sharding import BATCH, bytes_per_device
+from jaxdiff.training.sharding import BATCH, bytes_per_device, make_mesh, state_shardings, with_shardings
 
 PARTS = ("params", "opt_state", "ema", "target", "score", "score_opt_state", "frozen")
 
 
 def devices_of(machine: Topology) -> Any:
-    """Devices to build a mesh from: those of a TPU slice as its compiler knows them, or as many simulated ones."""
+    """Devices to build a mesh from, as their compiler knows them; for GPUs without it as many simulated ones."""
+    if not machine.tpu and gpus.installed():
+        return gpus.devices(machine)
     if not machine.tpu:
         with contextlib.suppress(RuntimeError):  # devices are there already, perhaps enough of them
             jax.config.update("jax_num_cpu_devices", machine.chips)
@@ -62,30 +64,56 @@ def analyse(config: ConfigDict, machine: Topology, devices: Any) -> dict[str, An
     given, shardings = arguments(job)
     traced = trainer.guarded_step(job, shardings).trace(*given)
     executed = costs.total(traced.jaxpr.jaxpr)
+    held = {name: bytes_per_device(getattr(given[0], name)) for name in PARTS if getattr(given[0], name, None)}
+    away = ("frozen",) if config.teacher.offload else ()
     record = {
         "mesh": dict(job.mesh.shape),
         "batch": config.data.batch_size,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(getattr(given[0], "params", given[0]))),
-        "state": {name: bytes_per_device(getattr(given[0], name)) for name in PARTS if getattr(given[0], name, None)},
+        "state": {name: size for name, size in held.items() if name not in away},
+        "host": {name: size for name, size in held.items() if name in away},
         "flops": {"model": _model_flops(config, devices, executed), "executed": executed},
     }
-    compiled = _compile_tpu if machine.tpu else _export_cuda
+    record["finer"] = finer(job, given[0])
+    compiled = _export_cuda if not machine.tpu and devices[0].platform == "cpu" else _compile
     return record | compiled(traced, trainer.guarded_step(job, shardings), given, machine)
+
+
+def finer(job: Job, state: Any) -> dict[str, int] | None:
+    """The smaller size of fsdp that leaves less of the parameters on a chip than this one, if there is one.
+
+    An array is split along one axis, which that size must divide: 1152 is no multiple of 256, but of 128.
+    """
+    shape, devices = job.mesh.shape, list(job.mesh.devices.flat)
+    ways = shape["data"] * shape["fsdp"]
+
+    def held(fsdp: int) -> int:
+        mesh = make_mesh(ways // fsdp, fsdp, shape["tensor"], devices)
+        shardings = state_shardings({"params": state.params}, mesh, job.config.mesh.min_size)
+        return bytes_per_device(with_shardings(state.params, shardings["params"]))
+
+    sizes = {fsdp: held(fsdp) for fsdp in range(2, shape["fsdp"] + 1) if ways % fsdp == 0}
+    best = min(sizes, key=lambda fsdp: (sizes[fsdp], fsdp), default=shape["fsdp"])
+    if best == shape["fsdp"]:
+        return None
+    return {"data": ways // best, "fsdp": best, "params": sizes[best]}
 
 
 def _model_flops(config: ConfigDict, devices: Any, executed: int) -> int:
     """Multiply-adds that the mathematics asks for: those of the same step without recomputation."""
-    if not config.model.fields.get("remat", False):
+    if not config.model.remat and not config.model.fields.get("remat"):
         return executed
     plain = config.copy_and_resolve_references()
     with plain.unlocked():
-        plain.model.fields.remat = False
+        plain.model.remat = ""
+        if "remat" in plain.model.fields:
+            del plain.model.fields.remat
     job = build(plain, devices)
     given, shardings = arguments(job)
     return costs.total(trainer.guarded_step(job, shardings).trace(*given).jaxpr.jaxpr)
 
 
-def _compile_tpu(traced: Any, _: Any, given: Any, machine: Topology) -> dict[str, Any]:
+def _compile(traced: Any, _: Any, given: Any, machine: Topology) -> dict[str, Any]:
     begun = time.monotonic()
     try:
         with uncached():
@@ -101,7 +129,8 @@ def _compile_tpu(traced: Any, _: Any, given: Any, machine: Topology) -> dict[str
         "aliased": memory.alias_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
         "code": memory.generated_code_size_in_bytes,
-        "peak": memory.peak_memory_in_bytes,
+        "host": memory.host_argument_size_in_bytes,
+        "peak": _peak(memory),
         "limit": int(machine.chip.hbm),
     }
     return {
@@ -112,6 +141,12 @@ def _compile_tpu(traced: Any, _: Any, given: Any, machine: Topology) -> dict[str
         "compiler": {"flops": counted.get("flops"), "bytes": counted.get("bytes accessed")},
         "compile_seconds": seconds,
     }
+
+
+def _peak(memory: Any) -> int:
+    """The most memory the program holds at once; the compiler for GPUs does not tell, then all of it together."""
+    parts = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return getattr(memory, "peak_memory_in_bytes", 0) or parts - memory.alias_size_in_bytes
 
 
 def _too_large(error: Exception, machine: Topology) -> dict[str, Any]:

@@ -28,8 +28,10 @@ def advice(record: dict[str, Any], config: ConfigDict, machine: Topology) -> lis
             f"the state alone takes {state / GIB:.2f} GiB of each chip; split it over all of them: "
             "--config.mesh.data=1 --config.mesh.fsdp=-1 --config.mesh.tensor=1"
         )
-    if not config.model.fields.get("remat", False) and config.model.name != "mlp":
-        lines.append("keep fewer activations: --config.model.fields.remat=True")
+    if config.model.remat != "full" and not config.model.fields.get("remat") and config.model.name != "mlp":
+        lines.append("keep fewer activations: --config.model.remat=full")
+    if record["state"].get("frozen", 0) > limit / 20:
+        lines.append("keep the teacher on the host between uses: --config.teacher.offload=True")
     unit = record["mesh"]["data"] * record["mesh"]["fsdp"]
     parts = 2 * config.optim.accumulate
     if record["batch"] % (unit * parts) == 0:
@@ -48,17 +50,27 @@ def text(record: dict[str, Any], title: str) -> str:
     held = ", ".join(f"{name} {size / GIB:.3f}" for name, size in record["state"].items())
     lines = [
         f"{title}: mesh {mesh}, batch {record['batch']}, {record['parameters']:,} parameters",
-        f"  state per chip, GiB: {held}",
+        f"  state per chip, GiB: {held}{_away(record)}",
         f"  HBM per chip: {_memory(record)}",
         f"  FLOPs of a step: {record['flops']['model']:.4g} of the model, {record['flops']['executed']:.4g} with "
         f"recomputation (counted in the traced step, loops included); {_compiler(record)}",
     ]
+    if finer := record.get("finer"):
+        lines.append(
+            f"  not every array divides by fsdp {record['mesh']['fsdp']}: with --config.mesh.data={finer['data']} "
+            f"--config.mesh.fsdp={finer['fsdp']} params would take {finer['params'] / GIB:.3f} GiB"
+        )
     lines += [f"  refused: {record['refusal']}"] if "refusal" in record else []
     lines += [f"  {line}" for line in _communication(record)]
     lines += [f"  {_time(record)}"] if "seconds" in record else []
     lines += [f"  largest batch that fits: {record['largest_batch']}"] if "largest_batch" in record else []
     lines += [f"  to make it fit: {line}" for line in record.get("advice", [])]
     return "\n".join([*lines, f"  took {record['compile_seconds']:.0f} s to compile"])
+
+
+def _away(record: dict[str, Any]) -> str:
+    parts = ", ".join(f"{name} {size / GIB:.3f}" for name, size in record.get("host", {}).items())
+    return f"; in the host's memory for it: {parts}" if parts else ""
 
 
 def _memory(record: dict[str, Any]) -> str:

@@ -78,6 +78,9 @@ def build(config: ConfigDict, devices: Any = None) -> Job:
     method, frozen = pick(BUILDERS, config.method.name, "method")(config, model, dataset, null, solver, mesh)
     if pad is not None:
         method = conditions.padded(method, pad)
+    if config.teacher.offload and frozen is not None:
+        sharding.check_host_memory(mesh.devices.flat[0])
+        method = teachers.offloaded(method)
     return Job(config, dataset, mesh, model, method, null, solver, frozen, decoding.decoder(config, dataset))
 
 
@@ -126,6 +129,11 @@ def build_model(config: ConfigDict, dataset: Dataset) -> Any:
     texts = "text" in dataset.null and "text_dim" in kind.__dataclass_fields__  # then classes are left to the texts
     classes = 0 if texts else dataset.num_classes
     follow = {"channels": dataset.image_shape[-1], "num_classes": classes, "dtype": dtype}
+    if config.model.remat:
+        pick(models.layers.REMAT, config.model.remat, "model.remat")
+        if "remat" not in kind.__dataclass_fields__:
+            raise ValueError(f"model {config.model.name!r} has no blocks to rematerialise; set model.remat=''")
+        follow["remat"] = config.model.remat
     known = {name: value for name, value in follow.items() if name in kind.__dataclass_fields__}
     if "text" in dataset.null and "text_dim" in kind.__dataclass_fields__:
         known["text_dim"] = dataset.null["text"].shape[-1]
@@ -393,6 +401,7 @@ def _emd(
         decay=ema.make(config.ema.kind, **_options(config.ema.options)),
         parts=config.optim.accumulate,
         place=partial(sharding.along_batch, mesh=mesh),
+        chain_dtype=pick(DTYPES, c.chain_dtype, "emd.chain_dtype") if c.chain_dtype else None,
         **{name: c[name] for name in CHAIN},
     )
     return method, teachers.together(teacher=teacher.frozen)

@@ -22,6 +22,7 @@ from jaxdiff.trees import path_name
 
 AXES = ("data", "fsdp", "tensor")
 BATCH = PartitionSpec(BATCH_AXES)
+HOST = "pinned_host"  # the memory of a host that its devices read by themselves
 
 # (path pattern, axis counted from the end): the axis that is split over `tensor`
 TENSOR_RULES = (
@@ -99,11 +100,31 @@ def spec_of(name: str, shape: tuple[int, ...], mesh: Mesh, min_size: int = 2**14
     return PartitionSpec(*axes)
 
 
-def state_shardings(abstract: Any, mesh: Mesh, min_size: int = 2**14) -> Any:
-    """The sharding of every array of a state, by its path."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: NamedSharding(mesh, spec_of(path_name(path), leaf.shape, mesh, min_size)), abstract
-    )
+def state_shardings(abstract: Any, mesh: Mesh, min_size: int = 2**14, offload: bool = False) -> Any:
+    """The sharding of every array of a state, by its path; with `offload` what is frozen lives on the host."""
+
+    def place(path: Any, leaf: Any) -> NamedSharding:
+        name = path_name(path)
+        sharding = NamedSharding(mesh, spec_of(name, leaf.shape, mesh, min_size))
+        return sharding.with_memory_kind(HOST) if offload and name.startswith("frozen/") else sharding
+
+    return jax.tree_util.tree_map_with_path(place, abstract)
+
+
+def on_device(shardings: Any) -> Any:
+    """The same shardings in the devices' own memory."""
+    return jax.tree.map(lambda s: NamedSharding(s.mesh, s.spec), shardings)
+
+
+def check_host_memory(device: Any) -> None:
+    """The device can read its host's memory."""
+    try:
+        device.memory(HOST)
+    except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
+        raise ValueError(
+            f"teacher.offload=True keeps the teacher in {HOST} memory, which {device.device_kind} does not offer "
+            f"({str(error).splitlines()[0]}); set it to False"
+        ) from None
 
 
 def with_shardings(abstract: Any, shardings: Any) -> Any:
@@ -134,7 +155,7 @@ def fetch(tree: Any) -> Any:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Bytes of a (possibly abstract) sharded tree on one device."""
+    """Bytes of a (possibly abstract) sharded tree on one device, or for it on its host."""
 
     def size(leaf: Any) -> int:
         shape = leaf.sharding.shard_shape(leaf.shape) if getattr(leaf, "sharding", None) is not None else leaf.shape

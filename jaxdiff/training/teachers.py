@@ -24,6 +24,7 @@ from jaxdiff import denoisers, weights
 from jaxdiff.data import Dataset, mixture_components
 from jaxdiff.denoisers import Denoiser
 from jaxdiff.errors import pick
+from jaxdiff.methods import Method
 from jaxdiff.training import export
 from jaxdiff.trees import by_name, misfits
 
@@ -91,6 +92,23 @@ def make(config: ConfigDict, model: Any, dataset: Dataset, build_model: Callable
         return public(path, kind, model, shapes)
 
     return Teacher(None, Frozen(shapes, load))
+
+
+def offloaded(method: Method) -> Method:
+    """The method with what its state holds frozen in the host's memory, brought to the devices where it is used."""
+
+    def near(state: Any) -> Any:
+        return state.replace(frozen=jax.device_put(state.frozen, jax.memory.Space.Device))
+
+    def step(state: Any, batch: Any, key: Any) -> Any:
+        new, metrics = method.step(near(state), batch, key)
+        return new.replace(frozen=state.frozen), metrics
+
+    def correct(state: Any, *arguments: Any, **how: Any) -> Any:
+        assert method.correct is not None
+        return method.correct(near(state), *arguments, **how)
+
+    return method._replace(step=step, correct=correct if method.correct else None)
 
 
 def public(path: Path, kind: str, model: Any, shapes: Any) -> Any:

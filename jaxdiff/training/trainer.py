@@ -29,7 +29,7 @@ from jaxdiff.training.checkpoint import Checkpoints
 from jaxdiff.training.curriculum import stages
 from jaxdiff.training.evaluate import captions, evaluate, sample, sampler
 from jaxdiff.training.logs import Logger
-from jaxdiff.training.sharding import bytes_per_device, fetch, global_batch, state_shardings, with_shardings
+from jaxdiff.training.sharding import bytes_per_device, fetch, global_batch, on_device, state_shardings, with_shardings
 from jaxdiff.training.stop import Stop
 from jaxdiff.trees import by_name, path_name
 
@@ -124,7 +124,7 @@ def declare(job: Job) -> tuple[Any, Any]:
     """The state's shapes with shardings, and the shardings alone; nothing is computed."""
     outside = () if job.frozen is None else (job.frozen.shapes,)
     abstract = jax.eval_shape(job.method.init, jax.random.key(0), example_batch(job), *outside)
-    shardings = state_shardings(abstract, job.mesh, job.config.mesh.min_size)
+    shardings = state_shardings(abstract, job.mesh, job.config.mesh.min_size, job.config.teacher.offload)
     return with_shardings(abstract, shardings), shardings
 
 
@@ -157,7 +157,7 @@ def start(job: Job, checkpoints: Checkpoints, declared: Any, shardings: Any, log
     # initialisers compile slowly and run once: on CPU, spare them the compiler's optimizations
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     init = jax.jit(job.method.init, out_shardings=shardings, compiler_options=options)
-    outside = () if frozen is None else (jax.device_put(frozen, shardings.frozen),)
+    outside = () if frozen is None else (jax.device_put(frozen, on_device(shardings.frozen)),)
     state = init(jax.random.fold_in(jax.random.key(job.config.seed), 0), example_batch(job), *outside)
     if kept is None:
         log.say("starting afresh")
@@ -286,15 +286,20 @@ def guarded_step(job: Job, shardings: Any) -> Any:
     leaves the state too, so that what led to the bad step can still be looked at.
     """
     stops = job.config.train.on_nonfinite == "stop"
+    held = ("frozen",) if job.frozen else ()  # never changed, and perhaps on the host
 
     def run(state: Any, guard: Guard, batch: Any, base: Array, step: Array) -> tuple[Any, Guard, Any]:
         with jax.sharding.use_abstract_mesh(job.mesh.abstract_mesh):  # for layers.along_batch
             new, metrics = job.method.step(state, batch, jax.random.fold_in(base, step))
         fine = jnp.stack([jnp.isfinite(value).all() for value in metrics.values()]).all()
         fine = fine & (guard.count == 0) if stops else fine
-        kept = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, state).replace(step=new.step)
+        kept = jax.tree.map(lambda a, b: jnp.where(fine, a, b), moving(new), moving(state))
+        kept = kept.replace(step=new.step, **{name: getattr(state, name) for name in held})
         first = jnp.where(~fine & (guard.count == 0), step, guard.first)
         return kept, Guard(guard.count + (~fine).astype(jnp.int32), first), metrics
+
+    def moving(state: Any) -> Any:
+        return state.replace(**dict.fromkeys(held))
 
     everywhere = NamedSharding(job.mesh, PartitionSpec())
     return jax.jit(run, out_shardings=(shardings, everywhere, everywhere), donate_argnums=(0, 1))

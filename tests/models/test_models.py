@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxdiff import denoisers, models, solvers
+from jaxdiff.features import costs
 from jaxdiff.models import DiT, MMDiT, UNet, dit, layers, mmdit
 
 TEXT = {"text": jnp.zeros((1, 7, 2048)), "pooled": jnp.zeros((1, 2048))}
@@ -159,12 +160,68 @@ def test_bfloat16_compute_stays_close_and_returns_float32(name):
     assert 0 < jnp.abs(half - full).max() < 0.06 * jnp.abs(full).max()
 
 
-@pytest.mark.parametrize("name", [pytest.param("ncsnpp", marks=pytest.mark.slow), "dit"])
-def test_remat_changes_memory_not_values(name):
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    [
+        ("dit", "dots_no_batch"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("dit", "dots"), ("dit", "full"), ("ncsnpp", True)]),
+    ],
+)
+def test_remat_changes_memory_not_values(name, remat):
     model, params, x, cond = make(name)
     loss = lambda model: jax.jit(jax.grad(lambda p: jnp.square(models.network(model, p)(x, jnp.ones(2), cond)).sum()))  # noqa: E731
-    plain, saved = loss(model)(params), loss(model.clone(remat=True))(params)
+    plain, saved = loss(model)(params), loss(model.clone(remat=remat))(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4), plain, saved)
+
+
+def test_remat_policies_recompute_everything_attention_or_no_product():
+    """Products of a gradient: those without, with one more forward pass, and in between."""
+    model, params, x, cond = make("dit", depth=1)
+
+    def gradient(remat):
+        net = model.clone(remat=remat)
+        return jax.grad(lambda p: jnp.square(models.network(net, p)(x, jnp.ones(2), cond)).sum())
+
+    work = {name: costs.total(jax.make_jaxpr(gradient(name))(params).jaxpr) for name in ("", *layers.REMAT)}
+    assert work["full"] > work["dots_no_batch"] > work["dots"] == work[""]
+    attention = 2 * (2 * 2 * 16 * 16 * model.width)  # q k' and the sum over v, multiply-adds of two images of 16 tokens
+    assert work["dots_no_batch"] - work["dots"] == attention
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "width", "plain", "kernel"),
+    [
+        ("cuda", jnp.bfloat16, 72, True, "cudnn"),
+        ("cuda", jnp.float32, 72, True, "xla"),
+        ("cuda", jnp.bfloat16, 20, True, "xla"),
+        ("cuda", jnp.bfloat16, 256, True, "xla"),
+        ("cuda", jnp.bfloat16, 64, False, "xla"),
+        ("tpu", jnp.bfloat16, 64, True, "xla"),
+        ("rocm", jnp.bfloat16, 64, True, "xla"),
+    ],
+)
+def test_attention_is_fused_where_the_platform_can(platform, dtype, width, plain, kernel):
+    assert layers.fused(platform, dtype, width, plain) == kernel
+
+
+def test_the_platform_chooses_the_attention(monkeypatch):
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8), jnp.bfloat16)
+    asked = []
+    original = jax.nn.dot_product_attention
+    monkeypatch.setattr(
+        jax.nn,
+        "dot_product_attention",
+        lambda *args, implementation, **rest: asked.append(implementation) or original(*args, **rest),
+    )
+    mask = jnp.ones((2, 1, 1, 5), bool)
+    with jax.numpy_dtype_promotion("standard"):
+        here = layers.attend(q, k, v)
+        exact = jnp.einsum("bhnm,bmhd->bnhd", layers.attention_map(q, k), v.astype(jnp.float32))
+        monkeypatch.setattr(layers, "_platform", lambda: "cuda")
+        layers.attend(q, k, v)
+        layers.attend(q, k, v, mask=mask)
+    assert asked == ["xla", "cudnn", "xla"]
+    np.testing.assert_allclose(here.astype(jnp.float32), exact, atol=0.03)
 
 
 @pytest.mark.parametrize("name", ["dit", "mmdit"])

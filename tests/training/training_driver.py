@@ -6,7 +6,7 @@
 
 Moments at which it signals itself: `step` (the batch of that step has arrived), `save_begun` (the folder of that step's
 checkpoint was made) and `save_written` (all is written, the folder is about to get its final name). At `compile` and
-`evaluate` it says so and dawdles, for the parent to act. `full_disk`: the files of that step's checkpoint do not fit.
+`evaluate` it says so and dawdles, for the parent to act; with `slow` every step waits a little, and more from 15 on. `full_disk`: the files of that step's checkpoint do not fit.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ ORDER = json.loads(sys.argv[1])
 from jaxdiff.training import distributed  # noqa: E402
 
 if "process" in ORDER:
-    distributed.connect(f"127.0.0.1:{ORDER['port']}", 2, ORDER["process"], timeout=100, silence=60)
+    distributed.connect(f"127.0.0.1:{ORDER['port']}", 2, ORDER["process"], timeout=300, silence=ORDER["silence"])
 
 from training_runs import config_of, pictures_of, points_of  # noqa: E402
 
@@ -59,7 +59,7 @@ class Recorded:
         if MOMENT == "step" and self.step == ORDER["step"]:
             os.kill(os.getpid(), signal.Signals[ORDER["signal"]])
         if MOMENT == "slow":
-            time.sleep(0.05)
+            time.sleep(0.05 if self.step < 15 else 1.0)  # the parent may be late
         self.step += 1
         return batch
 

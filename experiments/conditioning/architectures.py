@@ -1,6 +1,6 @@
 """Five networks under one config at equal compute: the operations of --steps steps of the MMDiT for each.
 
-    python experiments/conditioning/architectures.py [--steps=2000] [--seeds=3] [--out=runs/experiments]
+    python experiments/conditioning/architectures.py [--steps=800] [--seeds=3] [--out=runs/experiments]
 
 MMDiT, PixArt and the UNet read captions, DiT and MDT are told the pair of things as a class.
 """
@@ -26,15 +26,15 @@ def operations(variant: Variant) -> float:
 
 
 def main() -> None:
-    args = parse(parser(__doc__, steps=2000))
-    curves, marks, budget = {}, {}, 0.0
+    args = parse(parser(__doc__, steps=800))
+    runs, budget = {}, 0.0
     for network in t2i_small.NETWORKS:
         cost = operations(Variant(args, {}, network))
         budget = budget or cost * args.steps
         variant = Variant(args, {}, network, steps=max(args.marks, round(budget / cost)))
         print(f"{network}: {cost / 1e9:.2f} GFLOP a step, {variant.marks[-1]} steps", flush=True)
-        curves[network], marks[network] = variant.curves(), variant.marks
-    report(args, "architectures", CLAIM, curves, marks, "caption")
+        runs[network] = variant.run(network)
+    report(args, "architectures", CLAIM, runs, "caption")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """What the studies of conditioning share: small text-to-image trainings on rendered shapes, scored by their captions.
 
 Scores are shares of samples whose colours, shapes and places, read from the picture, are those of the caption
-(`data.caption_scores`): a stand-in for CLIP scores that can be measured here.
+(`data.caption_scores`): a stand-in for CLIP scores that can be measured here. Captions say "left of" alone: with "right
+of" as often, a side is the exclusive or of two words, and the network was still at chance after 2,500 steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,14 @@ from typing import Any
 import jax
 import numpy as np
 from lab import cell, plt, show
+from PIL import Image
 
 from jaxdiff import training
 from jaxdiff.configs import t2i_small
 from jaxdiff.training import transfer
+from jaxdiff.training.logs import captioned_grid
 
-SIZE, PATCH = 16, 4
+SIZE, PATCH, DEPTH, TOKENS = 8, 4, 2, 9
 
 
 def parser(doc: str | None, steps: int) -> argparse.ArgumentParser:
@@ -46,18 +51,20 @@ def parse(p: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 class Variant:
-    """configs/t2i_small.py at 16x16 with changes, and its compiled programs, kept over seeds."""
+    """configs/t2i_small.py at 8x8 with changes, and its compiled programs, kept over seeds."""
 
     def __init__(self, args: argparse.Namespace, changes: dict[str, Any], network: str = "mmdit", steps: int = 0):
         config = t2i_small.get_config(f"tiny,{network}" if args.tiny else network)
         steps = steps or args.steps
         with config.unlocked():
-            config.data.options.size = SIZE
+            config.data.options.update(size=SIZE, caption_text=(TOKENS, 64), wordings=("left",))
+            config.noise.mean, config.optim.learning_rate = math.log(SIZE / 4), 2e-3
             config.optim.warmup_images = config.data.batch_size * (steps // 20)
             config.optim.decay, config.optim.decay_images = "cosine", config.data.batch_size * steps
             config.ema.options.images = config.data.batch_size * steps / 20
             if "patch" in config.model.fields:
-                config.model.fields.update(patch=PATCH, width=args.width)
+                depth = DEPTH + config.model.fields.get("decoder", 0)
+                config.model.fields.update(patch=PATCH, width=args.width, depth=depth)
             config.sample.batch_size = args.samples
             config.update_from_flattened_dict(changes)
         self.args, self.config = args, config
@@ -65,63 +72,84 @@ class Variant:
         self.job = training.build(config)
         self.step = jax.jit(self.job.method.step, donate_argnums=0)
         self.draw = training.sampler(self.job, "random")
+        self.data_at: Callable[[int], Any] = lambda step: self.job.dataset
+        self.states: list[Any] = []  # after the last mark, by seed
+        self.scores: list[list[dict[str, float]]] = []  # by seed and mark
+        self.drawn: tuple[Any, list[str]] = ((), [])  # the last images that were scored, and their captions
 
     def train(
-        self, seed: int, start: dict[str, Any] | None = None, watch: Callable[[int, Any], None] | None = None
+        self, seed: int, start: dict[str, Any] | None = None, watch: Callable[[int, Any, float], None] | None = None
     ) -> Any:
-        """The state after the last mark, from parameters `start` by name where given; `watch(step, state)` at marks."""
-        key, size, data = jax.random.key(seed), self.config.data.batch_size, self.job.dataset
-        state = jax.jit(self.job.method.init)(key, data.batch(0, size))
+        """The state after the last mark, from parameters `start` by name where given.
+
+        `watch(step, state, loss)` at marks, with the mean loss since the last: of the same pictures, noise levels and
+        noises in every variant.
+        """
+        key, size = jax.random.key(seed), self.config.data.batch_size
+        state = jax.jit(self.job.method.init)(key, self.job.dataset.batch(0, size))
         if start is not None:
             kept = transfer.fit(start, state.params, "the smaller run")
             state = state.replace(**{name: transfer.put(kept, state.params) for name in ("params", "ema")})
+        losses = []
         for step in range(1, self.marks[-1] + 1):
-            batch = data.batch(seed * 1_000_000 + step, size)
-            state, _ = self.step(state, batch, jax.random.fold_in(key, step))
+            batch = self.data_at(step).batch(seed * 1_000_000 + step, size)
+            state, metrics = self.step(state, batch, jax.random.fold_in(key, step))
+            losses.append(metrics["loss"])
             if watch is not None and step in self.marks:
-                watch(step, state)
+                watch(step, state, float(np.mean(losses)))
+                losses = []
         return state
 
-    def score(self, state: Any, seed: int) -> dict[str, float]:
-        """How well samples follow their captions, or the pairs that their labels name."""
+    def images(self, state: Any, seed: int) -> np.ndarray:
+        """Samples, and in `drawn` what they were asked to show: captions, or the pairs that their labels name."""
         parts = list(training.sample(self.job, state, self.args.samples, 1000 + seed, run=self.draw))
         images = np.concatenate([images for images, _ in parts])
         labels = None if parts[0][1] is None else np.concatenate([drawn for _, drawn in parts])
-        return self.job.dataset.judge(images, training.captions(self.job, len(images), labels))
+        self.drawn = images, training.captions(self.job, len(images), labels)
+        return images
 
-    def curves(self, starts: Sequence[Any] = ()) -> list[list[dict[str, float]]]:
-        """Scores by seed and mark; seed i starts from starts[i] where given."""
-        found: list[list[dict[str, float]]] = []
+    def score(self, state: Any, seed: int) -> dict[str, float]:
+        """How well samples follow their captions."""
+        self.images(state, seed)
+        return self.job.dataset.judge(*self.drawn)
+
+    def run(self, name: str, starts: Sequence[Any] = ()) -> Variant:
+        """Trains and scores every seed; seed i starts from starts[i] where given."""
+        print(f"{name}:", flush=True)
         for seed in range(self.args.seeds):
             scores: list[dict[str, float]] = []
-            self.train(
-                seed,
-                starts[seed] if starts else None,
-                lambda step, state: scores.append(self.score(state, seed)),  # noqa: B023
-            )
-            found.append(scores)
-            print(f"  seed {seed}: {scores[-1]}", flush=True)
-        return found
+            watch = lambda step, state, loss: scores.append(self.score(state, seed) | {"loss": loss})  # noqa: B023, E731
+            self.states.append(self.train(seed, starts[seed] if starts else None, watch))
+            self.scores.append(scores)
+            print(f"  seed {seed}: {', '.join(f'{k} {v:.3f}' for k, v in scores[-1].items())}", flush=True)
+        return self
 
 
-def report(args: Any, name: str, claim: str, curves: dict[str, Any], marks: dict[str, list[int]], key: str) -> None:
-    """The last scores of each variant, the figure of `key` by steps, and the JSON file."""
-    keys = list(next(iter(curves.values()))[0][-1])
-    rows = [[variant, *(cell([seed[-1][k] for seed in found]) for k in keys)] for variant, found in curves.items()]
+def report(args: Any, name: str, claim: str, runs: dict[str, Variant], key: str, **more: Any) -> None:
+    """The last scores of each variant, the figure of `key` by steps, samples of the last seed, and the JSON file."""
+    keys = list(next(iter(runs.values())).scores[0][-1])
+    rows = [[variant, *(cell([seed[-1][k] for seed in run.scores]) for k in keys)] for variant, run in runs.items()]
     title = f"{name}: shares of samples that follow their captions, {args.seeds} seeds, {args.samples} samples"
     show(title, ["", *keys], rows)
     print(f"\nthe paper: {claim}")
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    record = {"settings": {k: v for k, v in vars(args).items() if k != "out"}, "marks": marks, "scores": curves}
+    record = {
+        "settings": {k: v for k, v in vars(args).items() if k != "out"},
+        "marks": {variant: run.marks for variant, run in runs.items()},
+        "scores": {variant: run.scores for variant, run in runs.items()},
+        **more,
+    }
     (out / f"conditioning_{name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     figure, axis = plt.subplots(figsize=(7, 4.5))
-    for variant, found in curves.items():
-        values = np.asarray([[mark[key] for mark in seed] for seed in found])
-        axis.errorbar(marks[variant], values.mean(0), values.std(0), marker="o", markersize=3, capsize=2, label=variant)
+    for variant, run in runs.items():
+        values = np.asarray([[mark[key] for mark in seed] for seed in run.scores])
+        axis.errorbar(run.marks, values.mean(0), values.std(0), marker="o", markersize=3, capsize=2, label=variant)
+        grid = captioned_grid(run.drawn[0][:16], run.drawn[1][:16], columns=4)
+        Image.fromarray(grid).save(out / f"conditioning_{name}_{re.sub(r'[^a-z0-9.]+', '_', variant)}.png")
     axis.set(xlabel="training steps", ylabel=f"{key}, share of samples", ylim=(0, 1.02))
     axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(out / f"conditioning_{name}.png", dpi=100)
     plt.close(figure)
-    print(f"wrote conditioning_{name}.json and .png to {out}")
+    print(f"wrote conditioning_{name}.json, .png and samples to {out}")

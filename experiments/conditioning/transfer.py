@@ -1,19 +1,21 @@
-"""Training at 32x32 from a network trained at 16x16, and from scratch: caption scores by steps at 32x32.
+"""Training at 16x16 from a network trained at 8x8, and from scratch: caption scores by steps at 16x16.
 
-    python experiments/conditioning/transfer.py [--study=transfer] [--steps=1200] [--seeds=3] [--out=runs/experiments]
+    python experiments/conditioning/transfer.py [--study=transfer] [--steps=480] [--seeds=3] [--out=runs/experiments]
 
 --study=transfer   scratch; transferred with noise and positions rescaled
 --study=positions  positions interpolated, extrapolated, bicubic (Figure 7 of the paper, left)
 --study=schedule   noise levels rescaled or not (middle)
---study=crops      16x16 pictures made by resizing, as windows of the large ones, or both (right)
+--study=crops      8x8 pictures made by resizing, as windows of the large ones, or both (right)
 
 The small network sees half as many tokens a side; its training (--before steps) is not counted, a step of it costs a
-quarter. All variants of a seed see the same pictures, levels and initial parameters.
+quarter. All variants of a seed see the same pictures, levels and initial parameters; `loss` is the mean over the steps
+since the last mark.
 """
 
 from __future__ import annotations
 
-from statistics import mean
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -43,35 +45,32 @@ CLAIMS = {
 
 
 def main() -> None:
-    p = parser(__doc__, steps=1200)
+    p = parser(__doc__, steps=480)
     p.add_argument("--study", choices=STUDIES, default="transfer")
-    p.add_argument("--before", type=int, default=1500, help="steps at 16x16")
+    p.add_argument("--before", type=int, default=800, help="steps at 8x8")
     args = parse(p)
     before = 2 if args.tiny else args.before
     starts: dict[str, list[Any]] = {"": []}
-    curves, marks = {}, {}
+    runs = {}
     for name, (crop, changes) in STUDIES[args.study].items():
         if crop not in starts:
             small = Variant(args, {**SMALL, "data.options.crop": crop}, steps=before)
             found = [small.train(seed) for seed in range(args.seeds)]
             starts[crop] = [by_name(jax.device_get(state.ema)) for state in found]
             print(f"at {SIZE}x{SIZE}, crop {crop}: {small.score(found[0], 0)}", flush=True)
-        variant = Variant(args, changes)
-        print(f"{name}:", flush=True)
-        curves[name], marks[name] = variant.curves(starts[crop]), variant.marks
-    report(args, args.study, CLAIMS[args.study], curves, marks, "caption")
+        runs[name] = Variant(args, changes).run(name, starts[crop])
+    report(args, args.study, CLAIMS[args.study], runs, "caption")
     if args.study == "transfer":
-        first = reached(marks["transfer"], curves["transfer"], [seed[-1]["caption"] for seed in curves["scratch"]])
-        shares = [step / marks["scratch"][-1] for step in first if step]
-        told = f"{mean(shares):.0%} of the steps" if len(shares) == len(first) else "not on every seed"
-        print(f"scratch's last score is reached after {first} of {marks['scratch'][-1]} steps: {told}")
+        for key, better in (("loss", operator.le), ("shape", operator.ge), ("caption", operator.ge)):
+            first = reached(runs["transfer"], [seed[-1][key] for seed in runs["scratch"].scores], key, better)
+            print(f"scratch's last {key} is reached after {first} of {runs['scratch'].marks[-1]} steps")
 
 
-def reached(marks: list[int], curves: Any, wanted: list[float]) -> list[int | None]:
-    """The first mark of each seed at which the score is as high as wanted."""
+def reached(run: Variant, wanted: list[float], key: str, better: Callable[[float, float], bool]) -> list[int | None]:
+    """The first mark of each seed at which the score is as good as wanted."""
     return [
-        next((mark for mark, scores in zip(marks, curve, strict=True) if scores["caption"] >= goal), None)
-        for curve, goal in zip(curves, wanted, strict=True)
+        next((mark for mark, scores in zip(run.marks, curve, strict=True) if better(scores[key], goal)), None)
+        for curve, goal in zip(run.scores, wanted, strict=True)
     ]
 
 

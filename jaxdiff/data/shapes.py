@@ -27,6 +27,7 @@ CAPTIONS = tuple(
     for left, right in PAIRS
     for caption in (f"a {THINGS[left]} left of a {THINGS[right]}", f"a {THINGS[right]} right of a {THINGS[left]}")
 )
+WORDINGS = ("left", "right")
 RADII = (0.15, 0.18)  # of the picture's side
 SHIFTS = tuple(itertools.product((-2 / 32, 0.0, 2 / 32), (-1 / 32, 0.0, 1 / 32)))  # of the centre, down and right
 SAMPLES = 4  # per pixel and direction, against jagged edges
@@ -40,24 +41,45 @@ class Shapes(NamedTuple):
     captions: np.ndarray  # int32 [n], an index of CAPTIONS
 
 
-def shape_set(count: int, size: int | Sequence[int] = 32, draw: int = 0) -> Shapes:
-    """`count` pictures of size x size pixels, or of several in turn; picture i depends on (draw, i) and its size."""
+def shape_set(
+    count: int,
+    size: int | Sequence[int] = 32,
+    draw: int = 0,
+    wordings: Sequence[str] = WORDINGS,
+    things: Sequence[str] = THINGS,
+) -> Shapes:
+    """`count` pictures of size x size pixels, or of several in turn; picture i depends on (draw, i) and the rest.
+
+    Captions say "left of" or "right of", each as often as `wordings` has it; pictures show two of `things`, all or
+    some of THINGS.
+    """
     sizes = (size,) if isinstance(size, int) else tuple(size)
     if count < 1 or not sizes or any(side < 8 or side % 2 for side in sizes):
         raise ValueError(f"shapes need count >= 1 and even sizes of 8 pixels or more, got {count=}, {size=}")
+    if not wordings or not set(wordings) <= set(WORDINGS):
+        raise ValueError(f"wordings of shapes are some of {', '.join(WORDINGS)}, got {wordings!r}")
+    if len(set(things)) < 2 or not set(things) <= set(THINGS):
+        raise ValueError(f"shapes need two things or more of {', '.join(THINGS)}, got {things!r}")
+    drawn = [i for i, pair in enumerate(PAIRS) if all(THINGS[thing] in things for thing in pair)]
     images, pairs, captions = [], [], []
     for i in range(count):
         rng = np.random.default_rng((draw, i))
-        pair, wording = int(rng.integers(len(PAIRS))), int(rng.integers(2))
+        pair, wording = drawn[int(rng.integers(len(drawn)))], wordings[int(rng.integers(len(wordings)))]
         images.append(_paint(PAIRS[pair], sizes[i % len(sizes)], rng))
         pairs.append(pair)
-        captions.append(2 * pair + wording)
+        captions.append(2 * pair + WORDINGS.index(wording))
     return Shapes(images, np.asarray(pairs, np.int32), np.asarray(captions, np.int32))
 
 
-def shapes(count: int = 4000, size: int | Sequence[int] = 32, draw: int = 0) -> Source:
-    """The pictures with captions, and with the pair as a label; several sizes need image_size= to become one."""
-    made = shape_set(count, size, draw)
+def shapes(
+    count: int = 4000,
+    size: int | Sequence[int] = 32,
+    draw: int = 0,
+    wordings: Sequence[str] = WORDINGS,
+    things: Sequence[str] = THINGS,
+) -> Source:
+    """The pictures of `shape_set` with captions, and with the pair as a label; several sizes need image_size=."""
+    made = shape_set(count, size, draw, wordings, things)
     alike = len({image.shape for image in made.images}) == 1
     images = np.stack(made.images) if alike else np.zeros((count, 1, 1, 3), np.uint8)
     texts: dict[str, Any] = {"class_names": CAPTIONS[::2], "caption_ids": made.captions, "captions": CAPTIONS}

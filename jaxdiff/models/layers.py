@@ -41,6 +41,18 @@ def check_inputs(model: str, x: Array, channels: int, multiple: int, cond: Cond,
             f"{model} needs height and width divisible by {multiple}, got {x.shape[1]}x{x.shape[2]}; pad or resize it"
         )
     check_keys(model, cond, keys)
+    check_text_mask(cond)
+
+
+def check_text_mask(cond: Cond) -> None:
+    """The mask says of each token of the text whether it is one."""
+    if cond is None or "text" not in cond or "text_mask" not in cond:
+        return
+    text, mask = jnp.shape(cond["text"]), jnp.shape(cond["text_mask"])
+    if len(text) == 3 and mask != text[:2]:
+        raise ValueError(
+            f"cond['text_mask'] must be [b, l] = {text[:2]}, one value a text token, got {mask}; pad or cut one of them"
+        )
 
 
 def check_keys(model: str, cond: Cond, keys: tuple[str, ...]) -> None:

@@ -147,8 +147,13 @@ class MMDiT(nn.Module):
                     f"MMDiT needs cond[{key!r}]; its null condition is the empty prompt's embedding, "
                     f"so guide with guided(denoise, scale, null={{{key!r}: ...}})"
                 )
-            if jnp.shape(cond[key])[-1] != size:
-                raise ValueError(f"MMDiT was built for cond[{key!r}] of width {size}, got shape {jnp.shape(cond[key])}")
+            shape = jnp.shape(cond[key])
+            if len(shape) != 2 + (key == "text") or shape[-1] != size:
+                axes = "[b, l, " if key == "text" else "[b, "
+                raise ValueError(
+                    f"MMDiT was built for cond[{key!r}] of width {size}, shape {axes}{size}], got shape {shape}; give "
+                    f"that or build it with {key}_dim={shape[-1] if shape else 1}"
+                )
 
     def _positions(self, rows: int, columns: int) -> Array:
         side = self.position_table

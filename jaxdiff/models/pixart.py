@@ -181,8 +181,8 @@ class PixArt(nn.Module):
             self._check_control(jax.tree.map(jnp.shape, cond.get("control")))
 
     def _check_text(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        text, mask = shapes.get("text"), shapes.get("text_mask")
-        if text is None and not (self.null_tokens and mask is None):
+        text = shapes.get("text")
+        if text is None and not (self.null_tokens and "text_mask" not in shapes):
             raise ValueError(
                 "PixArt needs cond['text']; its null condition is the empty prompt's embedding, so guide with "
                 "guided(denoise, scale, null={'text': ...}), or build it with null_tokens=120 to keep a null text"
@@ -199,8 +199,6 @@ class PixArt(nn.Module):
                 f"PixArt with null_tokens={self.null_tokens} takes at most so many text tokens, got {text[1]}; "
                 "cut the text, or build it with more"
             )
-        if mask is not None and mask != text[:2]:
-            raise ValueError(f"cond['text_mask'] must be [b, l] = {text[:2]}, one value a text token, got {mask}")
 
     def _check_control(self, shapes: Any) -> None:
         given = shapes if isinstance(shapes, Mapping) else {}

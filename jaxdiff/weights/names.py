@@ -157,7 +157,8 @@ def to_params(name: str, kind: Kind, model: Any, abstract: Any, arrays: Mapping[
     problems = [_report(what, keys) for what, keys in misfits.items() if keys]
     if problems:
         raise WeightsError(
-            f"these arrays are not a {name!r} checkpoint of {type(model).__name__} as inferred: " + "; ".join(problems)
+            f"these arrays are not a {name!r} checkpoint of {type(model).__name__} as inferred: {'; '.join(problems)}; "
+            "name another kind, or leave out overrides that the arrays contradict"
         )
     return unflatten_dict(
         {e.path: e.layout.to_ours(*(np.asarray(arrays[key], np.float32) for key in e.public)) for e in entries}

@@ -64,6 +64,21 @@ def test_captions_are_parsed_and_refused():
             lib.shape_set(**options)
 
 
+def test_wordings_and_things_are_chosen():
+    things = ("red circle", "green square", "blue circle")
+    images, made = pictures(60, 16, wordings=("left",), things=things)
+    captions = [lib.CAPTIONS[i] for i in made.captions]
+    assert all(" left of " in caption for caption in captions) and len(set(captions)) == 6
+    assert {lib.THINGS[thing] for pair in data.read_shapes(images) for thing in pair} == set(things)
+    assert data.caption_scores(images, captions)["caption"] == 1
+    often = lib.shape_set(300, 8, wordings=("left", "left", "right"))
+    assert 0.25 < (often.captions % 2).mean() < 0.42
+    with pytest.raises(ValueError, match=r"wordings of shapes are some of left, right, got \('above',\)"):
+        lib.shape_set(3, 8, wordings=("above",))
+    with pytest.raises(ValueError, match=r"two things or more of red circle, .*yellow triangle, got \('red circle',\)"):
+        lib.shape_set(3, 8, things=("red circle",))
+
+
 # ------------------------------------------------------------------------------------ as a data set
 
 

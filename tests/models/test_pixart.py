@@ -155,7 +155,7 @@ def call(cond=COND, shape=X.shape, model=SMALL):
         ({"cond": without("text")}, r"needs cond\['text'\]"),
         ({"cond": {**COND, "text": jnp.zeros((2, 5, 7))}}, r"cond\['text'\] of width 6, shape \[b, l, 6\], got \(2, 5, 7\); give that or build it with text_dim=7"),
         ({"cond": {**COND, "text": jnp.zeros((2, 6))}}, r"shape \[b, l, 6\], got \(2, 6\)"),
-        ({"cond": {**COND, "text": jnp.zeros((2, 9, 6))}}, r"null_tokens=5 takes at most so many text tokens, got 9; cut the text"),
+        ({"cond": {**COND, "text": jnp.zeros((2, 9, 6)), "text_mask": jnp.ones((2, 9))}}, r"null_tokens=5 takes at most so many text tokens, got 9; cut the text"),
         ({"cond": {**COND, "text_mask": jnp.ones((2, 4))}}, r"cond\['text_mask'\] must be \[b, l\] = \(2, 5\), one value a text token, got \(2, 4\)"),
         ({"cond": without("control")}, r"size_embed needs cond\['control'\] = \{'original_size': \[b, 2\], 'aspect': \[b, 1\]\}, got none"),
         ({"cond": {**COND, "control": {"original_size": jnp.ones((2, 2)), "crop": jnp.ones((2, 1))}}}, r"needs cond\['control'\] = .*'crop': \(2, 1\)"),

@@ -85,7 +85,7 @@ def test_a_foreign_index_is_refused(arrays):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda a: weights.load(a, "mdt", width=16), r"\d+ mis-shaped \(.*x_embedder.proj.weight is \(8, 4, 2, 2\), expected \(16, 4, 2, 2\)"),
+        (lambda a: weights.load(a, "mdt", width=16), r"\d+ mis-shaped \(.*x_embedder.proj.weight is \(8, 4, 2, 2\), expected \(16, 4, 2, 2\).*leave out overrides that the arrays contradict"),
         (lambda a: weights.load({k: v for k, v in a.items() if "sideblocks" not in k}, "mdt"), r"11 missing \(sideblocks"),
         (lambda a: weights.load(a, "dit", heads=2), r"not a 'dit' checkpoint: it has no 'blocks.0.mlp.fc1.weight'"),
         (lambda a: weights.load({"a": np.zeros(1)}, "mdt"), r"not a 'mdt' checkpoint: it has no 'x_embedder.proj.weight'"),

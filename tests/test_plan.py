@@ -12,7 +12,7 @@ from jax import lax
 from jaxdiff import cli, plan
 from jaxdiff.configs import imagenet256_dit, mixture2d
 from jaxdiff.features import costs
-from jaxdiff.plan import hlo, program
+from jaxdiff.plan import gpus, hlo, program
 from jaxdiff.plan.chips import GIB
 from jaxdiff.training import trainer
 from jaxdiff.training.sharding import make_mesh
@@ -219,7 +219,24 @@ def test_a_refusal_of_the_compiler_says_what_to_change():
         program._too_large(RuntimeError("INTERNAL: no"), machine)
 
 
-def test_gpus_are_planned_by_lowering(tmp_path, capsys):
+def test_what_the_compiler_is_told_of_a_gpu():
+    text = gpus.target(plan.topology("h100:8"))
+    assert text.count("{") == text.count("}") and "cuda_compute_capability { major: 9 }" in text
+    assert "device_memory_size: 80000000000 " in text and 'device_description_str: "h100"' in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not gpus.installed(), reason="JAX's CUDA plugin is not installed")
+def test_gpus_are_planned_by_their_compiler_where_it_is(tmp_path):
+    arguments = ["--config=mixture2d", "--config.model.fields.width=16", "--config.data.batch_size=64"]
+    assert cli.main(["plan", *arguments, "--topology=h100:2x4", f"--out={tmp_path / 'plan.json'}"]) == 0
+    record = json.loads((tmp_path / "plan.json").read_text())
+    assert record["hbm"]["peak"] >= sum(record["state"].values()) and record["collectives"]["all-reduce"]["in_text"]
+    assert record["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1}
+
+
+def test_gpus_are_planned_by_lowering(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpus, "installed", lambda: False)
     arguments = ["--config=mixture2d", "--config.model.fields.width=16", "--config.data.batch_size=64"]
     assert cli.main(["plan", *arguments, "--topology=h100:8", f"--out={tmp_path / 'plan.json'}"]) == 0
     record = json.loads((tmp_path / "plan.json").read_text())

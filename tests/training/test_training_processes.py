@@ -92,7 +92,7 @@ def test_a_process_that_is_killed_ends_the_other(tmp_path, victim):
     changes = {**SPLIT, "train.steps": 40, "train.save_every": 10}
     results = both(tmp_path / "straight", changes=changes)
     assert [code for code, _, _ in results] == [0, 0], results
-    processes = pair(tmp_path / "ended", moment="slow", changes=changes)
+    processes = pair(tmp_path / "ended", moment="slow", pause=1.0, changes=changes)  # for a parent that is late
     try:
         wait_for(processes[0], "step 15:")
         processes[victim].kill()

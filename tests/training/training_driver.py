@@ -6,7 +6,7 @@
 
 Moments at which it signals itself: `step` (the batch of that step has arrived), `save_begun` (the folder of that step's
 checkpoint was made) and `save_written` (all is written, the folder is about to get its final name). At `compile` and
-`evaluate` it says so and dawdles, for the parent to act; with `slow` every step waits a little, and more from 15 on. `full_disk`: the files of that step's checkpoint do not fit.
+`evaluate` it says so and dawdles, for the parent to act; with `slow` every step waits a little, and `pause` from step 15 on. `full_disk`: the files of that step's checkpoint do not fit.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ class Recorded:
         if MOMENT == "step" and self.step == ORDER["step"]:
             os.kill(os.getpid(), signal.Signals[ORDER["signal"]])
         if MOMENT == "slow":
-            time.sleep(0.05 if self.step < 15 else 1.0)  # the parent may be late
+            time.sleep(0.05 if self.step < 15 else ORDER.get("pause", 0.05))
         self.step += 1
         return batch
 

@@ -25,6 +25,13 @@ from jaxdiff.training.build import Job, build
 from jaxdiff.training.sharding import BATCH, bytes_per_device, make_mesh, state_shardings, with_shardings
 
 PARTS = ("params", "opt_state", "ema", "target", "score", "score_opt_state", "frozen")
+# libtpu without a TPU: not to be the only process, nor to ask the cloud which machine this is, nor complain it is none
+ALONE = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # any will do: the topology is named where it is made
+}
 
 
 def devices_of(machine: Topology) -> Any:
@@ -39,7 +46,8 @@ def devices_of(machine: Topology) -> Any:
         raise ImportError(
             "planning for a TPU needs its compiler, which needs no TPU: pip install libtpu (Linux on x86-64)"
         )
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    for name, value in ALONE.items():
+        os.environ.setdefault(name, value)
     whole = {"chip_config_name": "megacore"} if machine.kind in ("v4", "v5p") else {}
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=machine.name, **whole).devices

@@ -1,4 +1,5 @@
-"""MMDiT-XL/2 from text at 512x512 (Esser et al. 2024): rectified flow on 64x64x4 latents.
+"""MMDiT-XL/2 from text at 512x512 (Esser et al. 2024): rectified flow on 64x64x4 latents, 1326.6 M
+parameters with texts of width 768.
 
     jaxdiff train --config=configs/t2i512_mmdit.py --config.data.options.path=latents.npz --workdir=runs/mmdit
 

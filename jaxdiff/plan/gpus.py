@@ -14,6 +14,8 @@ from jax.experimental import topologies
 
 from jaxdiff.plan.chips import Topology
 
+# Triton's products want sizes of tiles that only trying finds; without it they are cuBLAS's
+OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 # of one multiprocessor and of the chip, from NVIDIA's tuning guides; memory and its speed are those of chips.CHIPS
 SAME = {

@@ -121,12 +121,14 @@ def _model_flops(config: ConfigDict, devices: Any, executed: int) -> int:
     return costs.total(trainer.guarded_step(job, shardings).trace(*given).jaxpr.jaxpr)
 
 
-def _compile(traced: Any, _: Any, given: Any, machine: Topology) -> dict[str, Any]:
+def _compile(traced: Any, step: Any, given: Any, machine: Topology) -> dict[str, Any]:
     begun = time.monotonic()
     try:
         with uncached():
-            program = traced.lower().compile()
+            program = traced.lower().compile(None if machine.tpu else gpus.OPTIONS)
     except jax.errors.JaxRuntimeError as error:
+        if not machine.tpu:  # without a GPU to try things on, its compiler fails on some programs
+            return _export_cuda(traced, step, given, machine) | {"refusal": str(error).splitlines()[0][:300]}
         return _too_large(error, machine) | {"compile_seconds": time.monotonic() - begun}
     seconds = time.monotonic() - begun
     memory, counted = program.memory_analysis(), program.cost_analysis() or {}

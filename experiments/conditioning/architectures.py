@@ -8,7 +8,7 @@ MMDiT, PixArt and the UNet read captions, DiT and MDT are told the pair of thing
 from __future__ import annotations
 
 import jax
-from study import Variant, parse, parser, report
+from study import Variant, chosen, parse, parser, report
 
 from jaxdiff.configs import t2i_small
 from jaxdiff.training.trainer import declare
@@ -28,7 +28,7 @@ def operations(variant: Variant) -> float:
 def main() -> None:
     args = parse(parser(__doc__, steps=800))
     runs, budget = {}, 0.0
-    for network in t2i_small.NETWORKS:
+    for network in chosen(args, t2i_small.NETWORKS):
         cost = operations(Variant(args, {}, network))
         budget = budget or cost * args.steps
         variant = Variant(args, {}, network, steps=max(args.marks, round(budget / cost)))

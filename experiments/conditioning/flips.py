@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from study import Variant, parse, parser, report
+from study import Variant, chosen, parse, parser, report
 
 from jaxdiff.data.shapes import COLOURS
 
@@ -40,14 +40,21 @@ def gradual(args: Any, changes: dict[str, Any]) -> Variant:
 
 def main() -> None:
     args = parse(parser(__doc__, steps=1200))
-    runs = {name: gradual(args, changes).run(name) for name, changes in VARIANTS.items()}
+    runs = {name: gradual(args, VARIANTS[name]).run(name) for name in chosen(args, VARIANTS)}
+    if "recorded" in runs:
+        runs["recorded, flips asked for"] = asked(args, runs["recorded"])
+    report(args, "flips", CLAIM, runs, "left_right")
+
+
+def asked(args: Any, recorded: Variant) -> Variant:
+    """Samples of a trained variant that are told to be mirrored."""
     mirrored = Variant(args, {**RECORDED, "sample.control.flip": 1})
     mirrored.scores = [
-        [mirrored.score(state, seed) | {"loss": runs["recorded"].scores[seed][-1]["loss"]}]
-        for seed, state in enumerate(runs["recorded"].states)
+        [mirrored.score(state, seed) | {"loss": recorded.scores[seed][-1]["loss"]}]
+        for seed, state in enumerate(recorded.states)
     ]
     mirrored.marks = [args.steps]
-    report(args, "flips", CLAIM, {**runs, "recorded, flips asked for": mirrored}, "left_right")
+    return mirrored
 
 
 if __name__ == "__main__":

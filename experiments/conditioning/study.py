@@ -11,7 +11,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from PIL import Image
 
 from jaxdiff import training
 from jaxdiff.configs import t2i_small
+from jaxdiff.errors import pick
 from jaxdiff.training import transfer
 from jaxdiff.training.logs import captioned_grid
 
@@ -36,6 +37,7 @@ def parser(doc: str | None, steps: int) -> argparse.ArgumentParser:
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--width", type=int, default=64, help="of the transformers")
     p.add_argument("--samples", type=int, default=256, help="images behind each score")
+    p.add_argument("--only", nargs="+", default=[], help="names of the variants to train; all if none are given")
     p.add_argument("--out", default="runs/experiments")
     p.add_argument("--tiny", action="store_true", help="a few steps of a small network, to try the script")
     return p
@@ -48,6 +50,14 @@ def parse(p: argparse.ArgumentParser) -> argparse.Namespace:
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/jaxdiff").expanduser()))
     return args
+
+
+def chosen(args: argparse.Namespace, variants: Iterable[str]) -> list[str]:
+    """The variants that --only names, or all."""
+    names = list(variants)
+    for name in args.only:
+        pick(dict.fromkeys(names), name, "variant")
+    return [name for name in names if name in (args.only or names)]
 
 
 class Variant:
@@ -147,7 +157,7 @@ def report(args: Any, name: str, claim: str, runs: dict[str, Variant], key: str,
         axis.errorbar(run.marks, values.mean(0), values.std(0), marker="o", markersize=3, capsize=2, label=variant)
         grid = captioned_grid(run.drawn[0][:16], run.drawn[1][:16], columns=4)
         Image.fromarray(grid).save(out / f"conditioning_{name}_{re.sub(r'[^a-z0-9.]+', '_', variant)}.png")
-    axis.set(xlabel="training steps", ylabel=f"{key}, share of samples", ylim=(0, 1.02))
+    axis.set(xlabel="training steps", ylabel=key)
     axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(out / f"conditioning_{name}.png", dpi=100)

@@ -2,7 +2,7 @@
 
     python experiments/conditioning/transfer.py [--study=transfer] [--steps=480] [--seeds=3] [--out=runs/experiments]
 
---study=transfer   scratch; transferred with noise and positions rescaled
+--study=transfer   scratch; transferred with noise and positions rescaled, for as many steps and for half of them
 --study=positions  positions interpolated, extrapolated, bicubic (Figure 7 of the paper, left)
 --study=schedule   noise levels rescaled or not (middle)
 --study=crops      8x8 pictures made by resizing, as windows of the large ones, or both (right)
@@ -19,16 +19,20 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from study import PATCH, SIZE, Variant, parse, parser, report
+from study import PATCH, SIZE, Variant, chosen, parse, parser, report
 
 from jaxdiff.trees import by_name
 
 LARGE = {"data.options.size": 2 * SIZE}
 RESCALED = {**LARGE, "noise.shift": 2.0, "model.fields.grid": SIZE // PATCH}
 SMALL = {**LARGE, "data.options.image_size": SIZE, "data.options.crop": "global"}
-# variant: crop of the first training ("" = none), changes of the second
-STUDIES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
-    "transfer": {"scratch": ("", {**LARGE, "noise.shift": 2.0}), "transfer": ("global", RESCALED)},
+# variant: crop of the first training ("" = none), changes of the second, and what its steps are divided by
+STUDIES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "transfer": {
+        "scratch": ("", {**LARGE, "noise.shift": 2.0}),
+        "transfer": ("global", RESCALED),
+        "half the steps": ("global", RESCALED, 2),
+    },
     "positions": {
         kind: ("global", {**RESCALED, "model.fields.positions": kind})
         for kind in ("interpolate", "extrapolate", "bicubic")
@@ -52,15 +56,16 @@ def main() -> None:
     before = 2 if args.tiny else args.before
     starts: dict[str, list[Any]] = {"": []}
     runs = {}
-    for name, (crop, changes) in STUDIES[args.study].items():
+    for name in chosen(args, STUDIES[args.study]):
+        crop, changes, share = (*STUDIES[args.study][name], 1)[:3]
         if crop not in starts:
             small = Variant(args, {**SMALL, "data.options.crop": crop}, steps=before)
             found = [small.train(seed) for seed in range(args.seeds)]
             starts[crop] = [by_name(jax.device_get(state.ema)) for state in found]
             print(f"at {SIZE}x{SIZE}, crop {crop}: {small.score(found[0], 0)}", flush=True)
-        runs[name] = Variant(args, changes).run(name, starts[crop])
+        runs[name] = Variant(args, changes, steps=args.steps // share).run(name, starts[crop])
     report(args, args.study, CLAIMS[args.study], runs, "caption")
-    if args.study == "transfer":
+    if {"scratch", "transfer"} <= set(runs):
         for key, better in (("loss", operator.le), ("shape", operator.ge), ("caption", operator.ge)):
             first = reached(runs["transfer"], [seed[-1][key] for seed in runs["scratch"].scores], key, better)
             print(f"scratch's last {key} is reached after {first} of {runs['scratch'].marks[-1]} steps")

@@ -133,6 +133,45 @@ def test_loops_count_as_often_as_they_run():
     assert text.traffic() == 28 * (512 + 512 + 512 + 1 + 4 + 4) + 16 + 64 + 64 + 4
 
 
+def test_a_loop_that_tells_its_count_is_believed():
+    """Compilers for GPUs hide the comparison in a fusion and write the count beside the loop."""
+    loop = "while(%t0), condition=%condition, body=%body"
+    told = LOOP.replace("constant(28)", "parameter(1)").replace(
+        loop, loop + ', backend_config={"known_trip_count":{"n":"12"},"known_init_step":{"init":"0","step":"1"}}'
+    )
+    assert told.count("12") and [one.times for one in hlo.Program(told, 8).collectives()] == [12, 12, 1]
+
+
+BRANCHES = """
+%one (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %r = f32[8]{0} all-reduce(%p), channel_id=1, replica_groups=[1,8]<=[8], to_apply=%add
+}
+
+%two (q: f32[8]) -> f32[8] {
+  ROOT %q = f32[8]{0} parameter(0)
+}
+
+ENTRY %main (c: pred[], x: f32[8]) -> f32[8] {
+  %c = pred[] parameter(0)
+  %x = f32[8]{0} parameter(1)
+  ROOT %r = f32[8]{0} conditional(%c, %x, %x), BOTH
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "both",
+    ["true_computation=%one, false_computation=%two", "branch_computations={%two, %one}"],
+    ids=["two", "several"],
+)
+def test_what_branches_do_is_counted(both):
+    program = hlo.Program(BRANCHES.replace("BOTH", both), 8)
+    assert program.times == {"main": 1, "one": 1, "two": 1} and [one.kind for one in program.collectives()] == [
+        "all-reduce"
+    ]
+
+
 def test_operations_are_counted_exactly():
     x, w, k = jnp.zeros((4, 8, 8, 3)), jnp.zeros((5, 16, 16)), jnp.zeros((3, 3, 3, 6))
 

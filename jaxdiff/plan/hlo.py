@@ -78,7 +78,9 @@ class Program:
                 self._run(called, times * repeats, fused or line.op not in ("while", "conditional", "call"))
 
     def _trips(self, loop: Instruction) -> int:
-        """How often a `while` runs: a counter from 0 is compared with a constant."""
+        """How often a `while` runs: as its line says, or the constant that a counter from 0 is compared with."""
+        if told := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+            return int(told[1])
         condition = re.search(r"condition=%?([\w.\-]+)", loop.attributes)
         lines = self.computations.get(condition[1], []) if condition else []
         known = {line.name: line for line in lines}
@@ -183,7 +185,7 @@ def _called(line: Instruction) -> list[str]:
     if line.op == "while":
         return _CALLED.findall(line.attributes)
     if line.op == "conditional":
-        names = ",".join(several or one for several, one in _BRANCHES.findall(line.attributes))
+        names = ",".join(name for found in _BRANCHES.findall(line.attributes) for name in found if name)
         return [name.strip().lstrip("%") for name in names.split(",")]
     return _CALLED.findall(line.attributes) if line.op in ("fusion", "call", "async-start") else []
 

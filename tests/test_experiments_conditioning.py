@@ -19,17 +19,16 @@ def run(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("name", "flags", "variants"),
     [
-        ("transfer", ["--study=transfer"], ["scratch", "transfer"]),
+        ("transfer", ["--study=transfer"], ["scratch", "transfer", "half the steps"]),
         ("transfer", ["--study=positions"], ["interpolate", "extrapolate", "bicubic"]),
+        ("transfer", ["--study=schedule"], ["rescaled", "as it was"]),
         ("transfer", ["--study=crops"], ["global", "local", "mixed"]),
         ("architectures", [], ["mmdit", "pixart", "latent_unet", "dit", "mdt"]),
-        ("flips", [], ["recorded", "not recorded", "no flips"]),
+        ("flips", [], ["recorded", "not recorded", "no flips", "recorded, flips asked for"]),
         ("padding", [], ["mask", "zero", "replicate", "noisy"]),
     ],
 )
 def test_a_study(run, name, flags, variants):
-    if name in ("flips", "padding"):
-        pytest.importorskip("jaxdiff.models.conditioning")
     found, text = run(name, *flags)
     assert list(found["scores"]) == variants
     assert all(set(marks[-1]) >= {"caption", "left_right"} for seeds in found["scores"].values() for marks in seeds)

@@ -1,6 +1,9 @@
 """Control, classes as tokens and padded texts: the formulas, then every network that takes them.
 
-Properties of the method are tested against closed forms and against implementations of this file's own.
+Properties of the method are tested against closed forms and against implementations of this file's own. Elsewhere:
+guidance of control in test_denoisers.py; noise and positions at other resolutions in training/test_resolution.py; zero
+outputs, sizes, scanned and permuted in test_models.py, test_mdt.py, test_pixart.py and test_latent_unet.py; converted
+weights in weights/.
 """
 
 import functools
@@ -233,6 +236,26 @@ def test_every_network_hears_of_size_by_gamma_and_of_the_class_by_attention(name
         jax.tree.map(np.testing.assert_array_equal, same, vectors)
     swapped = run(X[::-1], T[::-1], jax.tree.map(lambda leaf: leaf[::-1], COND))[1]
     np.testing.assert_allclose(swapped[::-1], out, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["latent_unet", "pixart", "mmdit"])
+def test_text_reaches_a_network_by_attention_alone(name):
+    model = SMALL[name].clone(num_classes=0, text_dim=6, **({"pooled_dim": 0} if name == "mmdit" else {}))
+    texts = jax.random.normal(jax.random.key(8), (2, 2, 3, 6))
+    cond = {"text": texts[0], "control": CONTROL}
+    params = random_params(jax.eval_shape(lambda: model.init(jax.random.key(0), X, T, cond))["params"])
+
+    @jax.jit
+    def run(text):
+        kwargs = {"mutable": "intermediates", "capture_intermediates": modulations}
+        out, seen = model.apply({"params": params}, X, T, {**cond, "text": text}, **kwargs)
+        found = jax.tree_util.tree_leaves_with_path(seen)
+        return out, [leaf for path, leaf in found if "__call__" in jax.tree_util.keystr(path)]
+
+    (one, vectors), (other, same) = run(texts[0]), run(texts[1])
+    assert vectors and np.abs(one - other).max() > 1e-5
+    jax.tree.map(np.testing.assert_array_equal, same, vectors)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -172,7 +172,7 @@ def call(shape=(2, 4, 4, 4), without=(), cond=None, **changes):
         ({"pooled_dim": 0, "sizes": 0}, r"no use for cond\['pooled'\]; it takes text, text_mask, step"),
         ({"without": ("text",)}, r"needs cond\['text'\]; its null condition is the empty prompt's embedding.*null="),
         ({"without": ("pooled",)}, r"needs cond\['pooled'\].*null="),
-        ({"cond": {"text": jnp.zeros((2, 3, 7))}}, r"cond\['text'\] of width 6, shape \[b, l, 6\], got \(2, 3, 7\); give that or build it with text_dim=7"),
+        ({"cond": {"text": jnp.zeros((2, 5, 7))}}, r"cond\['text'\] of width 6, shape \[b, l, 6\], got \(2, 5, 7\); give that or build it with text_dim=7"),
         ({"cond": {"text": jnp.zeros((2, 6))}}, r"shape \[b, l, 6\], got \(2, 6\)"),
         ({"cond": {"pooled": jnp.zeros((2, 4))}}, r"shape \[b, 5\], got \(2, 4\); give that or build it with pooled_dim=4"),
         ({"without": ("control",)}, r"sizes=3 needs cond\['control'\] = \{'sizes': array of shape \[b, 3\]\}, got none"),

@@ -49,10 +49,7 @@ def main() -> None:
 def asked(args: Any, recorded: Variant) -> Variant:
     """Samples of a trained variant that are told to be mirrored."""
     mirrored = Variant(args, {**RECORDED, "sample.control.flip": 1})
-    mirrored.scores = [
-        [mirrored.score(state, seed) | {"loss": recorded.scores[seed][-1]["loss"]}]
-        for seed, state in enumerate(recorded.states)
-    ]
+    mirrored.scores = [[mirrored.score(state, seed)] for seed, state in enumerate(recorded.states)]
     mirrored.marks = [args.steps]
     return mirrored
 

@@ -1,8 +1,10 @@
 """What the studies of conditioning share: small text-to-image trainings on rendered shapes, scored by their captions.
 
 Scores are shares of samples whose colours, shapes and places, read from the picture, are those of the caption
-(`data.caption_scores`): a stand-in for CLIP scores that can be measured here. Captions say "left of" alone: with "right
-of" as often, a side is the exclusive or of two words, and the network was still at chance after 2,500 steps.
+(`data.caption_scores`): a stand-in for CLIP scores that can be measured here. `loss` is that of the averaged parameters
+on pictures that no training sees, with the same noise levels and noises at every mark of every variant. Captions say
+"left of" alone: with "right of" as often, a side is the exclusive or of two words, and the network was still at chance
+after 2,500 steps.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from jaxdiff.training import transfer
 from jaxdiff.training.logs import captioned_grid
 
 SIZE, PATCH, DEPTH, TOKENS = 8, 4, 2, 9
+HELD = 1024  # pictures behind each loss
 
 
 def parser(doc: str | None, steps: int) -> argparse.ArgumentParser:
@@ -66,7 +69,7 @@ class Variant:
     def __init__(self, args: argparse.Namespace, changes: dict[str, Any], network: str = "mmdit", steps: int = 0):
         config = t2i_small.get_config(f"tiny,{network}" if args.tiny else network)
         steps = steps or args.steps
-        with config.unlocked():
+        with config.unlocked(), config.ignore_type():
             config.data.options.update(size=SIZE, caption_text=(TOKENS, 64), wordings=("left",))
             config.noise.mean, config.optim.learning_rate = math.log(SIZE / 4), 2e-3
             config.optim.warmup_images = config.data.batch_size * (steps // 20)
@@ -80,7 +83,12 @@ class Variant:
         self.args, self.config = args, config
         self.marks = [steps * (i + 1) // args.marks for i in range(args.marks)]
         self.job = training.build(config)
+        others = config.copy_and_resolve_references()
+        with others.unlocked():
+            others.data.options.update(draw=1, count=min(HELD, config.data.options.count))
+        self.held = training.build(others).dataset
         self.step = jax.jit(self.job.method.step, donate_argnums=0)
+        self.loss = jax.jit(lambda state, batch, key: self.job.method.step(state, batch, key)[1]["loss"])
         self.draw = training.sampler(self.job, "random")
         self.data_at: Callable[[int], Any] = lambda step: self.job.dataset
         self.states: list[Any] = []  # after the last mark, by seed
@@ -88,26 +96,22 @@ class Variant:
         self.drawn: tuple[Any, list[str]] = ((), [])  # the last images that were scored, and their captions
 
     def train(
-        self, seed: int, start: dict[str, Any] | None = None, watch: Callable[[int, Any, float], None] | None = None
+        self, seed: int, start: dict[str, Any] | None = None, watch: Callable[[int, Any], None] | None = None
     ) -> Any:
-        """The state after the last mark, from parameters `start` by name where given.
+        """The state after the last mark, from parameters `start` by name where given; `watch(step, state)` at marks.
 
-        `watch(step, state, loss)` at marks, with the mean loss since the last: of the same pictures, noise levels and
-        noises in every variant.
+        All variants of a seed see the same pictures, noise levels and noises.
         """
         key, size = jax.random.key(seed), self.config.data.batch_size
         state = jax.jit(self.job.method.init)(key, self.job.dataset.batch(0, size))
         if start is not None:
             kept = transfer.fit(start, state.params, "the smaller run")
             state = state.replace(**{name: transfer.put(kept, state.params) for name in ("params", "ema")})
-        losses = []
         for step in range(1, self.marks[-1] + 1):
             batch = self.data_at(step).batch(seed * 1_000_000 + step, size)
-            state, metrics = self.step(state, batch, jax.random.fold_in(key, step))
-            losses.append(metrics["loss"])
+            state, _ = self.step(state, batch, jax.random.fold_in(key, step))
             if watch is not None and step in self.marks:
-                watch(step, state, float(np.mean(losses)))
-                losses = []
+                watch(step, state)
         return state
 
     def images(self, state: Any, seed: int) -> np.ndarray:
@@ -119,16 +123,19 @@ class Variant:
         return images
 
     def score(self, state: Any, seed: int) -> dict[str, float]:
-        """How well samples follow their captions."""
+        """How well samples follow their captions, and the loss."""
         self.images(state, seed)
-        return self.job.dataset.judge(*self.drawn)
+        averaged, size = state.replace(params=state.ema), self.config.data.batch_size
+        steps = range(self.held.size // size)
+        parts = [self.loss(averaged, self.held.batch(i, size), jax.random.key(i)) for i in steps]
+        return self.job.dataset.judge(*self.drawn) | {"loss": float(np.mean(parts))}
 
     def run(self, name: str, starts: Sequence[Any] = ()) -> Variant:
         """Trains and scores every seed; seed i starts from starts[i] where given."""
         print(f"{name}:", flush=True)
         for seed in range(self.args.seeds):
             scores: list[dict[str, float]] = []
-            watch = lambda step, state, loss: scores.append(self.score(state, seed) | {"loss": loss})  # noqa: B023, E731
+            watch = lambda step, state: scores.append(self.score(state, seed))  # noqa: B023, E731
             self.states.append(self.train(seed, starts[seed] if starts else None, watch))
             self.scores.append(scores)
             print(f"  seed {seed}: {', '.join(f'{k} {v:.3f}' for k, v in scores[-1].items())}", flush=True)

@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxdiff.data import transforms
 from jaxdiff.data.captions import embed, with_text
-from jaxdiff.data.examples import Fetch, Source, first_shape, gather, keeps_frame, per_example, reader_of, widen
+from jaxdiff.data.examples import Fetch, Source, first_shape, gather, keeps_frame, per_example, reader_of
 from jaxdiff.data.order import order
 from jaxdiff.data.transforms import CONTROLS, Transform
 from jaxdiff.errors import pick
@@ -103,6 +103,7 @@ def build(
     channels: int | None = None,
     control: Sequence[str] = (),
     caption_text: Any = (),
+    pooling: str = "",
     on_corrupt: str = "skip",
     log: Callable[[str], None] | None = None,
 ) -> Dataset:
@@ -110,8 +111,9 @@ def build(
 
     `image_size` with `crop` (center, global, local, mixed; default center) makes square windows, without it
     pictures must already agree in size. `control` names what to record (data.CONTROLS). `caption_text` makes
-    conditions of captions: (length, width) by hashed words, or a folder with text.npy [captions + 1 l d]. `on_corrupt`
-    is "skip" (replace by the next readable example of the epoch, count, name each file once through `log`) or "stop".
+    conditions of captions: (length, width) by hashed words, or a folder with text.npy [captions + 1 l d]; with
+    pooling="mean" the mean of its tokens is what is pooled of a text. `on_corrupt` is "skip" (replace by the next
+    readable example of the epoch, count, name each file once through `log`) or "stop".
     """
     control = (control,) if isinstance(control, str) else tuple(control)
     _check(source, seed, image_size, crop, control, on_corrupt)
@@ -132,19 +134,21 @@ def build(
         reader = reader_of(source, on_corrupt == "skip", corrupt, log or logging.getLogger("jaxdiff.data").warning)
         shape = first_shape(source, reader, transform)
         fetch = per_example(source, reader, look_up, transform, shape, control, seed)
-    texts = embed(source.captions, caption_text) if caption_text else None
-    tables = texts.tables if texts else {}
+    if pooling and not caption_text:
+        raise ValueError(f"pooling={pooling!r} pools the tokens of captions: set caption_text too")
+    texts = embed(source.captions, caption_text, pooling) if caption_text else None
+    none = texts.rows(np.array([len(source.captions)])) if texts else {}
     return Dataset(
         name=source.name,
         size=source.size,
         image_shape=shape,
         seed=seed,
         fingerprint=source.fingerprint,
-        fetch=with_text(fetch, tables) if tables else fetch,
+        fetch=with_text(fetch, texts) if texts else fetch,
         num_classes=source.num_classes,
         class_names=source.class_names,
         captions=source.captions,
-        null={**source.null, **{name: widen(np.asarray(table[-1])) for name, table in tables.items()}},
+        null={**source.null, **{name: rows[0] for name, rows in none.items()}},
         encode=texts.encode if texts else None,
         judge=source.judge,
         latent=source.latent,

@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxdiff.plan.chips import CHIPS, Topology, topology
-from jaxdiff.plan.program import analyse, devices_of, largest
+from jaxdiff.plan.program import Refused, analyse, devices_of, largest
 from jaxdiff.plan.report import advice, estimate, text
 
 __all__ = ["CHIPS", "Topology", "advice", "blank", "compare", "make", "meshed", "text", "topology"]
@@ -41,11 +41,12 @@ def compare(
 ) -> dict[str, Any]:
     """The plans of several shardings, and the fastest that fits; one that cannot be is listed with the reason."""
     plans: dict[str, Any] = {}
+    configs = {name: meshed(config, name, machine.chips) for name in meshes}
     devices = devices_of(machine)
-    for name in meshes:
+    for name, changed in configs.items():
         try:
-            plans[name] = make(meshed(config, name, machine.chips), machine, devices=devices)
-        except ValueError as error:
+            plans[name] = make(changed, machine, devices=devices)
+        except Refused as error:
             plans[name] = {"fits": False, "refused": str(error)}
         say(text(plans[name], f"{machine.name}, {name}"))
     able = [name for name, plan in plans.items() if plan["fits"]]

@@ -34,6 +34,10 @@ ALONE = {
 }
 
 
+class Refused(ValueError):
+    """A config that cannot be on these devices; nothing was compiled."""
+
+
 def devices_of(machine: Topology) -> Any:
     """Devices to build a mesh from, as their compiler knows them; for GPUs without it as many simulated ones."""
     if not machine.tpu and gpus.installed():
@@ -68,9 +72,12 @@ def arguments(job: Job) -> tuple[tuple[Any, ...], Any]:
 
 def analyse(config: ConfigDict, machine: Topology, devices: Any) -> dict[str, Any]:
     """Everything a plan says about one sharding; what cannot be is refused before anything is compiled."""
-    job = build(config, devices)
-    given, shardings = arguments(job)
-    traced = trainer.guarded_step(job, shardings).trace(*given)
+    try:
+        job = build(config, devices)
+        given, shardings = arguments(job)
+        traced = trainer.guarded_step(job, shardings).trace(*given)
+    except ValueError as error:
+        raise Refused(str(error)) from error
     executed = costs.total(traced.jaxpr.jaxpr)
     held = {name: bytes_per_device(getattr(given[0], name)) for name in PARTS if getattr(given[0], name, None)}
     away = ("frozen",) if config.teacher.offload else ()

@@ -115,6 +115,29 @@ def test_stored_embeddings_of_captions(tmp_path):
         data.load("shapes", count=5, size=8, caption_text=(4,))
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_the_mean_of_a_text_is_what_is_pooled(tmp_path, stored):
+    rng = np.random.default_rng(0)
+    table, counts = rng.normal(size=(len(lib.CAPTIONS) + 1, 3, 4)), rng.integers(1, 4, len(lib.CAPTIONS) + 1)
+    np.save(tmp_path / "text.npy", table.astype(np.float16))
+    np.save(tmp_path / "text_mask.npy", np.arange(3) < counts[:, None])
+    how = str(tmp_path) if stored else (12, 4)
+    made = data.load("shapes", count=5, size=8, caption_text=how, pooling="mean")
+    batch = made.take(0, 5)
+    for rows in (batch, made.encode([made.captions[i] for i in batch["caption_id"]])):
+        wanted = [text[mask].mean(0) for text, mask in zip(rows["text"], rows["text_mask"], strict=True)]
+        np.testing.assert_allclose(rows["pooled"], wanted, rtol=1e-5, atol=1e-6)
+    null = made.null["text"][made.null["text_mask"]].mean(0)
+    np.testing.assert_allclose(made.null["pooled"], null, rtol=1e-5, atol=1e-6)
+
+
+def test_poolings_that_cannot_be():
+    with pytest.raises(ValueError, match=r"unknown pooling of texts 'men'.*mean"):
+        data.load("shapes", count=5, size=8, caption_text=(4, 8), pooling="men")
+    with pytest.raises(ValueError, match="pooling='mean' pools the tokens of captions: set caption_text too"):
+        data.load("shapes", count=5, size=8, pooling="mean")
+
+
 def test_flips_are_recorded_or_not():
     """With the record, mirroring the flipped ones back gives pictures that obey; without it about half disobey."""
     made = data.load("shapes", count=300, size=16, flip=True, control=("flip",))

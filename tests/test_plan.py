@@ -219,6 +219,20 @@ def test_meshes_that_cannot_be_are_refused_with_the_nearest(monkeypatch):
         plan.meshed(config, "4x4", 8)
 
 
+def test_a_comparison_lists_what_cannot_be_and_passes_other_errors_on(monkeypatch):
+    monkeypatch.setattr(plan, "devices_of", lambda machine: jax.devices())
+    machine = plan.topology("v5e:2x4")
+    found = plan.compare(small(), machine, ["3x2x1"])
+    assert "product must be 8" in found["plans"]["3x2x1"]["refused"] and found["best"] is None
+
+    def unreadable(*_):
+        raise ValueError("a line that nobody knows")
+
+    monkeypatch.setattr(program, "_compile", unreadable)
+    with pytest.raises(ValueError, match="nobody knows"):
+        plan.compare(small(), machine, ["data"])
+
+
 @pytest.mark.parametrize(
     ("given", "nearest"), [((15, 1, 1), (16, 1, 1)), ((2, 5, 2), (2, 4, 2)), ((-1, 3, 1), (4, 4, 1))]
 )

@@ -183,6 +183,23 @@ def class_tokens(model: Any, x: Array, cond: Cond, features: int) -> Float[Array
 # ------------------------------------------------------------------------------------------ texts
 
 
+def check_texts(model: str, cond: Mapping[str, Any], **widths: int) -> None:
+    """cond has `text` [b, l, width] and `pooled` [b, width] where a width is given."""
+    for key, width in widths.items():
+        if width and key not in cond:
+            raise ValueError(
+                f"{model} needs cond[{key!r}]; its null condition is the empty prompt's embedding, "
+                f"so guide with guided(denoise, scale, null={{{key!r}: ...}})"
+            )
+        shape = jnp.shape(cond[key]) if width else ()
+        if width and (len(shape) != 2 + (key == "text") or shape[-1] != width):
+            axes = "[b, l, " if key == "text" else "[b, "
+            raise ValueError(
+                f"{model} was built for cond[{key!r}] of width {width}, shape {axes}{width}], got {shape}; "
+                f"give that or build it with {key}_dim={shape[-1] if shape else 1}"
+            )
+
+
 def pad_text(
     text: Float[Array, "l d"], count: Any, total: int, kind: str = "noisy", scale: float = 0.02, key: Any = None
 ) -> Float[Array, "{total} d"]:

@@ -281,24 +281,9 @@ class LatentUNet(nn.Module):
             )
         if self.width % self.groups:
             raise ValueError(f"width={self.width} does not divide into groups={self.groups}; set groups to a divisor")
-        self._check_cond(cond)
-
-    def _check_cond(self, cond: Mapping[str, Any]) -> None:
-        needed = {} if self.num_classes else {"text": self.text_dim}
-        needed |= {"pooled": self.pooled_dim} if self.pooled_dim else {}
-        for key, size in needed.items():
-            if key not in cond:
-                raise ValueError(
-                    f"LatentUNet needs cond[{key!r}]; its null condition is the empty prompt's embedding, "
-                    f"so guide with guided(denoise, scale, null={{{key!r}: ...}})"
-                )
-            shape = jnp.shape(cond[key])
-            if len(shape) != 2 + (key == "text") or shape[-1] != size:
-                axes = "[b, l, " if key == "text" else "[b, "
-                raise ValueError(
-                    f"LatentUNet was built for cond[{key!r}] of width {size}, shape {axes}{size}], got {shape}; "
-                    f"give that or build it with {key}_dim={shape[-1] if shape else 1}"
-                )
+        conditioning.check_texts(
+            "LatentUNet", cond, text=0 if self.num_classes else self.text_dim, pooled=self.pooled_dim
+        )
         if self.sizes:
             self._check_sizes(jax.tree.map(jnp.shape, cond.get("control")))
 

@@ -9,7 +9,6 @@ the last block only reads the text: two modulation vectors, no projection, no ML
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -110,7 +109,7 @@ class MMDiT(nn.Module):
         keys += ("control",) * bool(self.control) + ("step",) * bool(self.step_embed)
         layers.check_inputs("MMDiT", x, self.channels, self.patch, cond, keys)
         if not self.num_classes:
-            self._check_text(cond)
+            conditioning.check_texts("MMDiT", cond, text=self.text_dim, pooled=self.pooled_dim)
         _, height, width, _ = x.shape
         times = layers.noise_labels(noise_label, x)
         c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(times, 256))
@@ -138,22 +137,6 @@ class MMDiT(nn.Module):
         image = last(**fields, last=True, name="last_block")(streams, c)["image"]
         out = layers.FinalLayer(self.patch**2 * self.channels, name="final")(image, c)
         return layers.tap(self, "out", layers.unpatchify(out, self.patch, height, width))
-
-    def _check_text(self, cond: Mapping[str, Any]) -> None:
-        needed = {"text": self.text_dim} | ({"pooled": self.pooled_dim} if self.pooled_dim else {})
-        for key, size in needed.items():
-            if key not in cond:
-                raise ValueError(
-                    f"MMDiT needs cond[{key!r}]; its null condition is the empty prompt's embedding, "
-                    f"so guide with guided(denoise, scale, null={{{key!r}: ...}})"
-                )
-            shape = jnp.shape(cond[key])
-            if len(shape) != 2 + (key == "text") or shape[-1] != size:
-                axes = "[b, l, " if key == "text" else "[b, "
-                raise ValueError(
-                    f"MMDiT was built for cond[{key!r}] of width {size}, shape {axes}{size}], got shape {shape}; give "
-                    f"that or build it with {key}_dim={shape[-1] if shape else 1}"
-                )
 
     def _positions(self, rows: int, columns: int) -> Array:
         side = self.position_table

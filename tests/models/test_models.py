@@ -382,7 +382,7 @@ UNCONDITIONAL = UNet(**{**SMALL_UNET, "num_classes": 0})
         (lambda: call(SMALL["dit"][0], (1, 8, 8, 4), {"text": 1}), r"DiT has no use for cond\['text'\]; it takes label"),
         (lambda: call(SMALL["dit"][0], (1, 9, 8, 4)), r"DiT needs height and width divisible by 2, got 9x8"),
         (lambda: call(SMALL["mmdit"][0], (1, 8, 8, 4)), r"MMDiT needs cond\['text'\].*null="),
-        (lambda: call(SMALL["mmdit"][0], (1, 8, 8, 4), {"text": jnp.zeros((1, 3, 7)), "pooled": jnp.zeros((1, 5))}), r"of width 6, shape \[b, l, 6\], got shape \(1, 3, 7\); .*text_dim=7"),
+        (lambda: call(SMALL["mmdit"][0], (1, 8, 8, 4), {"text": jnp.zeros((1, 3, 7)), "pooled": jnp.zeros((1, 5))}), r"of width 6, shape \[b, l, 6\], got \(1, 3, 7\); .*text_dim=7"),
         (lambda: call(SMALL["mmdit"][0], (1, 8, 8, 4), {"text": jnp.zeros((1, 3, 6)), "text_mask": jnp.ones((1, 4)), "pooled": jnp.zeros((1, 5))}), r"cond\['text_mask'\] must be \[b, l\] = \(1, 3\), one value a text token, got \(1, 4\)"),
         (lambda: call(SMALL["mmdit"][0].clone(position_table=2), (1, 8, 8, 4), CONDS["mmdit"]), r"4x4 patches exceed the table of 2x2"),
         (lambda: call(UNet(**{**SMALL_UNET, "style": "adn"})), r"unknown UNet style 'adn' \(did you mean 'adm'\?\)"),

@@ -1,6 +1,6 @@
 """Training at 16x16 from a network trained at 8x8, and from scratch: loss and caption scores by steps at 16x16.
 
-    python experiments/conditioning/transfer.py [--study transfer positions] [--steps=600] [--seeds=3]
+    python experiments/conditioning/transfer.py [--study transfer positions] [--steps=400] [--seeds=3]
 
 transfer   scratch; transferred, with noise and positions rescaled
 positions  interpolated, extrapolated, bicubic (Figure 7 of the paper, left)
@@ -8,7 +8,7 @@ schedule   noise levels rescaled or not (middle); the loss is then one of other 
 crops      8x8 pictures made by resizing, as windows of the large ones, or both (right)
 
 The learning rate is constant, as in the paper, so a mark at half of the steps is a training of half as many. The small
-network sees half as many tokens a side; its training (--before steps) is not counted, a step of it costs half. What
+network sees half as many tokens a side; its training (--before steps) is not counted, a step of it costs a fifth. What
 studies have in common is trained once.
 """
 
@@ -19,13 +19,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from study import PATCH, SIZE, Variant, chosen, parse, parser, report
+from study import SIZE, Variant, chosen, parse, parser, report
 
 from jaxdiff.trees import by_name
 
-LARGE = {"data.options.size": 2 * SIZE, "noise.shift": 2.0, "optim.decay": "constant"}
+PATCH = 2  # things span several tokens at either size; with patches of 4, at 8x8, they hardly do
+BOTH = {"data.options.size": 2 * SIZE, "model.fields.patch": PATCH}
+SMALL = {**BOTH, "data.options.image_size": SIZE}
+LARGE = {**BOTH, "noise.shift": 2.0, "optim.decay": "constant"}
 RESCALED = {**LARGE, "model.fields.grid": SIZE // PATCH}
-SMALL = {"data.options.size": 2 * SIZE, "data.options.image_size": SIZE}
 # variant: crop of the first training ("" = none), changes of the second
 STUDIES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "transfer": {"scratch": ("", LARGE), "transfer": ("global", RESCALED)},
@@ -45,9 +47,9 @@ CLAIMS = {
 
 
 def main() -> None:
-    p = parser(__doc__, steps=600)
+    p = parser(__doc__, steps=400)
     p.add_argument("--study", choices=STUDIES, nargs="+", default=["transfer"])
-    p.add_argument("--before", type=int, default=2000, help="steps at 8x8")
+    p.add_argument("--before", type=int, default=1500, help="steps at 8x8")
     args = parse(p)
     starts: dict[str, list[Any]] = {"": []}
     trained: dict[str, Variant] = {}

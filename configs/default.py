@@ -166,6 +166,8 @@ def get_config(arg: str = "") -> ConfigDict:
     c.eval = ConfigDict()
     c.eval.net = "digits"  # feature network: digits, efficientnet_lite0, inception; "" = sliced Wasserstein on pixels
     c.eval.weights = ""  # where that network's weights are; not needed for digits
+    c.eval.clip = ""  # a CLIP checkpoint, both halves: the score of samples and their captions, or names of classes
+    c.eval.tokenizer = ""  # its tokenizer.json
     c.eval.samples = 2000
     c.eval.reference = 0  # reference images; 0 = the whole data set
     c.eval.seed = 1

@@ -6,8 +6,9 @@ import pytest
 from PIL import Image
 
 from jaxdiff import cli, data, training
-from jaxdiff.configs import t2i_small
+from jaxdiff.configs import mixture2d, t2i_small
 from jaxdiff.data.shapes import CAPTIONS
+from jaxdiff.evaluation import clip
 from jaxdiff.training import transfer
 from jaxdiff.training.logs import captioned_grid
 from jaxdiff.training.trainer import declare
@@ -43,6 +44,26 @@ def test_evaluation_tells_how_well_captions_are_followed(run, capsys):
     assert cli.main(["evaluate", f"--workdir={run}", "--config.sample.steps=2"]) == 0
     out = capsys.readouterr().out
     assert all(f"\n{name}: 0." in out for name in ("colour", "shape", "left_right")) and "sliced_wasserstein" in out
+
+
+def test_evaluation_with_a_clip_score(monkeypatch):
+    """Of captions where there are texts and of the names of classes elsewhere; told what is missing before sampling."""
+    monkeypatch.setattr(clip, "scorer", lambda *files: lambda images, texts: (files, len(images), texts[0]))
+    for arg in ("tiny", "tiny,dit"):
+        config = t2i_small.get_config(arg)
+        config.eval.clip, config.eval.tokenizer = "clip.safetensors", "tokenizer.json"
+        job = training.build(config, jax.devices()[:1])
+        batch = job.dataset.take(0, 4)
+        scores = training.evaluate(job, None, samples=(batch["image"], batch["label"] if "dit" in arg else None))
+        named = job.dataset.class_names[batch["label"][0]] if "dit" in arg else CAPTIONS[batch["caption_id"][0]]
+        assert scores["clip_score"] == (("clip.safetensors", "tokenizer.json"), 4, named)
+    config.eval.tokenizer = ""
+    with pytest.raises(ValueError, match=r"eval.clip needs eval.tokenizer, the tokenizer.json"):
+        training.evaluate(training.build(config, jax.devices()[:1]), None)
+    config = mixture2d.get_config("tiny")
+    config.eval.clip = "clip.safetensors"
+    with pytest.raises(ValueError, match=r"eval.clip compares samples with their captions, and .* has none"):
+        training.evaluate(training.build(config, jax.devices()[:1]), None)
 
 
 def test_the_data_themselves_follow_their_captions():

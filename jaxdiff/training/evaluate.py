@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdiff import evaluation
-from jaxdiff.evaluation import Protocol
+from jaxdiff.evaluation import Protocol, clip
 from jaxdiff.models import conditioning
 from jaxdiff.training.build import IMAGELESS, Job, reference_data
 from jaxdiff.training.sharding import BATCH
@@ -204,14 +204,16 @@ def evaluate(
             f"data.source={job.config.data.source!r} has nothing to compare samples with; evaluate with the data set's "
             "config"
         )
+    fit = _clip_score(job)
     if samples is None:
-        parts = list(sample(job, state, c.samples, c.seed, stop=stop, run=run, decode=bool(c.net)))
+        parts = list(sample(job, state, c.samples, c.seed, stop=stop, run=run, decode=bool(c.net or fit)))
         if sum(len(images) for images, _ in parts) < c.samples:
             return None
         samples = tuple(None if p[0] is None else np.concatenate(p) for p in zip(*parts, strict=True))
     images, labels = samples
-    asked = captions(job, len(images), labels) if job.dataset.judge else []
+    asked = captions(job, len(images), labels) if job.dataset.judge or fit else []
     follows = job.dataset.judge(images, asked) if job.dataset.judge and asked else {}
+    follows |= {"clip_score": fit(images, asked)} if fit else {}
     if not c.net:
         real = job.dataset.take(0, min(len(images), job.dataset.size))["image"]
         return {**_pixel_distance(images, real), **follows}
@@ -223,6 +225,18 @@ def evaluate(
     if labels is not None and fake.probabilities is not None and fake.probabilities.shape[1] == job.dataset.num_classes:
         record["accuracy"] = float((fake.probabilities.argmax(1) == labels).mean())
     return {**record, **follows}
+
+
+def _clip_score(job: Job) -> Callable[[Any, Sequence[str]], float] | None:
+    """The CLIP score, where the config has one."""
+    c = job.config.eval
+    if not c.clip:
+        return None
+    if job.dataset.encode is None and not job.dataset.class_names:
+        raise ValueError(f"eval.clip compares samples with their captions, and {job.dataset.name} has none; unset it")
+    if not c.tokenizer:
+        raise ValueError("eval.clip needs eval.tokenizer, the tokenizer.json that is published with it")
+    return clip.scorer(c.clip, c.tokenizer)
 
 
 def compare_halves(job: Job) -> dict[str, Any]:

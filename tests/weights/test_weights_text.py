@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from conftest import GOLDEN
 
-from jaxdiff import weights
-from jaxdiff.evaluation.clip import clip_score, preprocess
+from jaxdiff import data, weights
+from jaxdiff.evaluation import clip as clip_module
+from jaxdiff.evaluation.clip import clip_score, preprocess, scorer
 from jaxdiff.models import CLIPText, CLIPVision, T5Encoder, clip, t5
 
 seeded = runpy.run_path(str(GOLDEN / "seeded.py"))
@@ -117,6 +118,22 @@ def test_both_halves_of_a_clip_checkpoint_and_their_score(golden):
     assert cosine.min() < -0.1 and cosine.max() > 0.1
     near(image, given["out/image"])
     np.testing.assert_allclose(score, 100 * np.maximum(cosine, 0), rtol=0, atol=2e-3)
+
+
+def test_a_scorer_tokenizes_and_averages_over_batches(golden, monkeypatch):
+    (arrays, given), told = golden["clip"], {"heads": 2, "activation": "quick_gelu"}
+    ids = given["in/ids"]
+    monkeypatch.setattr(
+        data, "tokenizer", lambda path, length: lambda texts: (ids[[int(text) for text in texts]], None)
+    )
+    monkeypatch.setattr(clip_module, "preprocess", lambda images, side: images)
+    score = scorer(arrays, "tokenizer.json", batch_size=2, **told)
+    count = len(ids)
+    wanted = 100 * np.maximum(np.diag(given["out/cosine"][::-1]), 0).mean()
+    images = np.moveaxis(given["in/x"], 1, -1)
+    assert score(images, [str(count - 1 - i) for i in range(count)]) == pytest.approx(wanted, abs=2e-3)
+    with pytest.raises(ValueError, match=rf"got {count} images and 1 captions"):
+        score(images, ["0"])
 
 
 def test_images_reach_clip_as_in_its_training():

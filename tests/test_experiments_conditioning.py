@@ -19,10 +19,12 @@ def run(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("name", "flags", "variants"),
     [
-        ("transfer", ["--study=transfer"], ["scratch", "transfer", "half the steps"]),
-        ("transfer", ["--study=positions"], ["interpolate", "extrapolate", "bicubic"]),
-        ("transfer", ["--study=schedule"], ["rescaled", "as it was"]),
-        ("transfer", ["--study=crops"], ["global", "local", "mixed"]),
+        ("transfer", ["--study", "transfer"], ["scratch", "transfer"]),
+        ("transfer", ["--study", "positions"], ["interpolate", "extrapolate", "bicubic"]),
+        ("transfer", ["--study", "schedule"], ["rescaled", "as it was"]),
+        ("transfer", ["--study", "crops"], ["global", "local", "mixed"]),
+        ("control", ["--only", "constant", "alpha 8"], ["constant", "alpha 8"]),
+        ("betas", [], ["0.9, 0.9", "0.9, 0.95"]),
         ("architectures", [], ["mmdit", "pixart", "latent_unet", "dit", "mdt"]),
         ("flips", [], ["recorded", "not recorded", "no flips", "recorded, flips asked for"]),
         ("padding", [], ["mask", "zero", "replicate", "noisy"]),

@@ -57,6 +57,9 @@ def test_evaluation_with_a_clip_score(monkeypatch):
         scores = training.evaluate(job, None, samples=(batch["image"], batch["label"] if "dit" in arg else None))
         named = job.dataset.class_names[batch["label"][0]] if "dit" in arg else CAPTIONS[batch["caption_id"][0]]
         assert scores["clip_score"] == (("clip.safetensors", "tokenizer.json"), 4, named)
+    decoded = job._replace(decode=lambda z: np.repeat(z, 2, 0)[:3])  # CLIP sees what latents become, distances do not
+    scores = training.evaluate(decoded, None, samples=(batch["image"], batch["label"]))
+    assert scores["clip_score"][1] == 3 and scores["sliced_wasserstein"] < 1e-6
     config.eval.tokenizer = ""
     with pytest.raises(ValueError, match=r"eval.clip needs eval.tokenizer, the tokenizer.json"):
         training.evaluate(training.build(config, jax.devices()[:1]), None)

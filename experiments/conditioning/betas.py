@@ -1,6 +1,8 @@
 """Adam's beta1 and beta2: caption scores after a training of --steps with each pair.
 
 python experiments/conditioning/betas.py [--steps=600] [--seeds=3] [--beta1 0.9 0.95] [--beta2 0.95 0.999]
+
+--network is another of configs/t2i_small.py.
 """
 
 from __future__ import annotations

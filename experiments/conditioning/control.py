@@ -64,7 +64,7 @@ def main() -> None:
         runs[name] = told(args, curve, SIZES[-1]).run(name)
         drawn: dict[int, list[Any]] = {}
         for size in SIZES:
-            variant = told(args, curve, size)
+            variant = runs[name] if size == SIZES[-1] else told(args, curve, size)
             drawn[size] = [variant.images(state, seed) for seed, state in enumerate(runs[name].states)]
             scores = [caption_scores(images, variant.drawn[1])["caption"] for images in drawn[size]]
             asked.setdefault(size, []).append(scores)

@@ -8,8 +8,8 @@ schedule   noise levels rescaled or not (middle); the loss is then one of other 
 crops      8x8 pictures made by resizing, as windows of the large ones, or both (right)
 
 The learning rate is constant, as in the paper, so a mark at half of the steps is a training of half as many. The small
-network sees half as many tokens a side; its training (--before steps) is not counted, a step of it costs a fifth. What
-studies have in common is trained once.
+network sees half as many tokens a side; its training (--before steps) is not counted. What studies have in common is
+trained once.
 """
 
 from __future__ import annotations

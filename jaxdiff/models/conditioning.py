@@ -184,15 +184,15 @@ def class_tokens(model: Any, x: Array, cond: Cond, features: int) -> Float[Array
 
 
 def check_texts(model: str, cond: Mapping[str, Any], **widths: int) -> None:
-    """cond has `text` [b, l, width] and `pooled` [b, width] where a width is given."""
+    """cond has `text` [b, l, width] and `pooled` [b, width], those of them that are named."""
     for key, width in widths.items():
-        if width and key not in cond:
+        if key not in cond:
             raise ValueError(
                 f"{model} needs cond[{key!r}]; its null condition is the empty prompt's embedding, "
                 f"so guide with guided(denoise, scale, null={{{key!r}: ...}})"
             )
-        shape = jnp.shape(cond[key]) if width else ()
-        if width and (len(shape) != 2 + (key == "text") or shape[-1] != width):
+        shape = jnp.shape(cond[key])
+        if len(shape) != 2 + (key == "text") or shape[-1] != width:
             axes = "[b, l, " if key == "text" else "[b, "
             raise ValueError(
                 f"{model} was built for cond[{key!r}] of width {width}, shape {axes}{width}], got {shape}; "

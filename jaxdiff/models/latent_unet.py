@@ -281,9 +281,9 @@ class LatentUNet(nn.Module):
             )
         if self.width % self.groups:
             raise ValueError(f"width={self.width} does not divide into groups={self.groups}; set groups to a divisor")
-        conditioning.check_texts(
-            "LatentUNet", cond, text=0 if self.num_classes else self.text_dim, pooled=self.pooled_dim
-        )
+        widths = {} if self.num_classes else {"text": self.text_dim}
+        widths |= {"pooled": self.pooled_dim} if self.pooled_dim else {}
+        conditioning.check_texts("LatentUNet", cond, **widths)
         if self.sizes:
             self._check_sizes(jax.tree.map(jnp.shape, cond.get("control")))
 

@@ -109,7 +109,8 @@ class MMDiT(nn.Module):
         keys += ("control",) * bool(self.control) + ("step",) * bool(self.step_embed)
         layers.check_inputs("MMDiT", x, self.channels, self.patch, cond, keys)
         if not self.num_classes:
-            conditioning.check_texts("MMDiT", cond, text=self.text_dim, pooled=self.pooled_dim)
+            pooled = {"pooled": self.pooled_dim} if self.pooled_dim else {}
+            conditioning.check_texts("MMDiT", cond, text=self.text_dim, **pooled)
         _, height, width, _ = x.shape
         times = layers.noise_labels(noise_label, x)
         c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(times, 256))

@@ -176,27 +176,23 @@ class PixArt(nn.Module):
         if self.size_embed and self.width % 3:
             raise ValueError(f"PixArt with size_embed needs a width that 3 divides, got {self.width}")
         if not self.num_classes:
-            self._check_text({key: jnp.shape(cond[key]) for key in ("text", "text_mask") if key in cond})
+            self._check_text(cond)
         if self.size_embed:
             self._check_control(jax.tree.map(jnp.shape, cond.get("control")))
 
-    def _check_text(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        text = shapes.get("text")
-        if text is None and not (self.null_tokens and "text_mask" not in shapes):
+    def _check_text(self, cond: Mapping[str, Any]) -> None:
+        if "text" not in cond and not (self.null_tokens and "text_mask" not in cond):
             raise ValueError(
                 "PixArt needs cond['text']; its null condition is the empty prompt's embedding, so guide with "
                 "guided(denoise, scale, null={'text': ...}), or build it with null_tokens=120 to keep a null text"
             )
-        if text is None:
+        if "text" not in cond:
             return
-        if len(text) != 3 or text[-1] != self.text_dim:
+        conditioning.check_texts("PixArt", cond, text=self.text_dim)
+        count = jnp.shape(cond["text"])[1]
+        if self.null_tokens and count > self.null_tokens:
             raise ValueError(
-                f"PixArt was built for cond['text'] of width {self.text_dim}, shape [b, l, {self.text_dim}], got "
-                f"{text}; give that or build it with text_dim={text[-1] if text else 1}"
-            )
-        if self.null_tokens and text[1] > self.null_tokens:
-            raise ValueError(
-                f"PixArt with null_tokens={self.null_tokens} takes at most so many text tokens, got {text[1]}; "
+                f"PixArt with null_tokens={self.null_tokens} takes at most so many text tokens, got {count}; "
                 "cut the text, or build it with more"
             )
 

@@ -206,14 +206,15 @@ def evaluate(
         )
     fit = _clip_score(job)
     if samples is None:
-        parts = list(sample(job, state, c.samples, c.seed, stop=stop, run=run, decode=bool(c.net or fit)))
+        parts = list(sample(job, state, c.samples, c.seed, stop=stop, run=run, decode=bool(c.net)))
         if sum(len(images) for images, _ in parts) < c.samples:
             return None
         samples = tuple(None if p[0] is None else np.concatenate(p) for p in zip(*parts, strict=True))
     images, labels = samples
     asked = captions(job, len(images), labels) if job.dataset.judge or fit else []
     follows = job.dataset.judge(images, asked) if job.dataset.judge and asked else {}
-    follows |= {"clip_score": fit(images, asked)} if fit else {}
+    if fit:
+        follows["clip_score"] = fit(images if c.net or not job.decode else job.decode(images), asked)
     if not c.net:
         real = job.dataset.take(0, min(len(images), job.dataset.size))["image"]
         return {**_pixel_distance(images, real), **follows}

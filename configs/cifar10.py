@@ -1,26 +1,32 @@
 """EDM's DDPM++ UNet on CIFAR-10 (Karras et al. 2022): 32x32, 55.7 M parameters, unconditional.
 
-    jaxdiff train --config=configs/cifar10.py --workdir=runs/cifar10
+    jaxdiff train --config=cifar10 --workdir=runs/cifar10
     jaxdiff evaluate --workdir=runs/cifar10 --config.eval.weights=inception.safetensors
 
 `:cond` trains the class-conditional network, `:tiny` a few steps of a small one on the embedded digits. The data are
-TensorFlow Datasets' `cifar10`, prepared as array records; `--config.data.options.dataset=FOLDER` names another place.
+TensorFlow Datasets' `cifar10`, prepared as array records; `--config.data.options.dataset=FOLDER` names another folder.
 
-GPUs or TPUs. The published training takes about 200 A100-hours (Zhou et al. 2024, Figure 1). EDM's augmentation, whose
-settings its network is told so that they do not leak into samples, is not included: images are only mirrored. The
-released network, which had it, scores FID 2.91 with 50 Euler steps (Zhou et al. 2024, Table 2); expect more here.
+GPUs or TPUs. The published training takes about 200 A100-hours (Zhou et al. 2024, Figure 1). EDM's augmentation, on
+whose settings its network is conditioned so that they do not leak into samples, is not included: images are only
+mirrored. The released network, which had it, scores FID 2.91 with 50 Euler steps (Zhou et al. 2024, Table 2); expect a
+higher one here.
 """
 
 from ml_collections import ConfigDict
 
+from jaxdiff.arguments import argument
 from jaxdiff.configs import default
 
 MILLION = 1_000_000
 
+ARGUMENTS = {
+    "cond": "the class-conditional network",
+    "tiny": "a few steps of a small network on the embedded digits",
+}
+
 
 def get_config(arg: str = "") -> ConfigDict:
-    if arg not in ("", "cond", "tiny"):
-        raise ValueError(f"cifar10 takes the argument 'cond', 'tiny' or none, got {arg!r}")
+    arg = argument(arg, ARGUMENTS)
     c = default.get_config()
     c.data.source = "tfds"
     c.data.options = ConfigDict({"dataset": "cifar10", "split": "train", "flip": True})
@@ -29,7 +35,7 @@ def get_config(arg: str = "") -> ConfigDict:
         {
             "resolution": 32,
             "width": 128,
-            "multipliers": (2, 2, 2),
+            "channel_mult": (2, 2, 2),
             "blocks": 4,
             "attention": (16,),
             "dropout": 0.13,
@@ -42,17 +48,17 @@ def get_config(arg: str = "") -> ConfigDict:
     c.ema.options = ConfigDict({"images": 0.5 * MILLION, "ramp": 0.05})
     c.train.steps = 200 * MILLION // 512
     c.train.log_every, c.train.sample_every, c.train.save_every = 100, 10_000, 10_000
-    c.sample.steps = 18  # Heun and a last Euler step: 35 evaluations
+    c.sample.timestamps = 18  # Heun and a last Euler step: 35 evaluations
     c.eval.net, c.eval.samples = "inception", 50_000
     if arg == "tiny":
         c.data.source = "digits"
         c.data.options = ConfigDict({"image_size": 16, "channels": 3, "flip": True})
         c.data.batch_size = 16
-        c.model.fields.update(resolution=16, width=8, multipliers=(1, 2), blocks=1, attention=(8,))
-        c.model.fields.dropout = 0.0  # halves the time to compile
+        c.model.fields.update(resolution=16, width=8, channel_mult=(1, 2), blocks=1, attention=(8,))
+        c.model.fields.dropout = 0.0  # halves compilation time
         c.optim.warmup_images = 0
         c.train.steps, c.train.log_every, c.train.save_every = 4, 2, 2
-        c.sample.steps, c.sample.count = 4, 4
+        c.sample.timestamps, c.sample.count = 4, 4
         c.eval.net, c.eval.samples, c.eval.reference = "", 64, 64
     c.lock()
     return c

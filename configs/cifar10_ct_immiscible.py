@@ -1,10 +1,10 @@
 """Immiscible consistency training on CIFAR-10 (Li et al. 2024, Figure 5): NCSN++, batch 512, from data alone.
 
-    jaxdiff train --config=configs/cifar10_ct_immiscible.py --workdir=runs/cifar10_ct
+    jaxdiff train --config=cifar10_ct_immiscible --workdir=runs/cifar10_ct
     jaxdiff evaluate --workdir=runs/cifar10_ct --config.eval.weights=inception.safetensors
 
-`:miscible` is the baseline, `:tiny` takes a few steps of a small network on the embedded digits. Two-step samples:
-`--config.sample.steps=2`, from level 80 and, after new noise, 0.821.
+`:miscible` is the baseline, `:tiny` takes a few steps of a small network on the embedded digits. Two-step samples,
+`--config.sample.timestamps=2`, start at sigma 80 and, after new noise is added, at 0.821.
 
 GPUs or TPUs. Published, with the first consistency recipe (LPIPS, an averaged target, 2 to 150 intervals): FID 10.23
 after 800,000 steps without assignment, reached with it after about 180,000, and 8.59 at the end. This is the improved
@@ -13,21 +13,26 @@ recipe of Song & Dhariwal (2024): pseudo-Huber loss, intervals doubling from 10 
 
 from ml_collections import ConfigDict
 
+from jaxdiff.arguments import argument
 from jaxdiff.configs import cifar10
+
+ARGUMENTS = {
+    "miscible": "the baseline, noise not assigned",
+    "tiny": "a few steps of a small network on the embedded digits",
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    if arg not in ("", "miscible", "tiny"):
-        raise ValueError(f"cifar10_ct_immiscible takes the argument 'miscible', 'tiny' or none, got {arg!r}")
+    arg = argument(arg, ARGUMENTS)
     c = cifar10.get_config("tiny" if arg == "tiny" else "")
     with c.unlocked():
         c.method.name = "consistency"
         c.noise.assignment = "none" if arg == "miscible" else "hungarian"
-        c.noise.mean, c.noise.std = -1.1, 2.0
+        c.consistency.mean, c.consistency.std = -1.1, 2.0
         c.model.fields.style = "ncsnpp"
         c.optim.name, c.optim.warmup_images = "radam", 0
         c.sample.solver, c.sample.options = "renoise", ConfigDict({"floor": 0.002})
-        c.sample.steps, c.sample.sigma_min = 1, 0.821
+        c.sample.timestamps, c.sample.sigma_min = 1, 0.821
         if arg == "tiny":
             c.consistency.last = 20
             return c

@@ -1,12 +1,12 @@
 """EMD of an ImageNet-64 teacher (Xie et al. 2024): one step, K = 16.
 
-    jaxdiff train --config=configs/imagenet64_emd.py --config.teacher.path=edm.npz --workdir=runs/imagenet64_emd
+    jaxdiff train --config=imagenet64_emd --config.teacher.path=edm.npz --workdir=runs/imagenet64_emd
     jaxdiff sample --workdir=runs/imagenet64_emd
 
-The teacher is the released edm-imagenet-64x64-cond-adm, converted as docs/weights.md tells (the paper trained its own
-of the same kind); for one of yours add `--config.teacher.kind=run --config.teacher.path=runs/imagenet64`. Training uses
-no data: `:blank` runs without them. `:diff_instruct` is the one-step baseline of the paper, `:tiny` tries it on the
-digits.
+The teacher is the released edm-imagenet-64x64-cond-adm, converted as docs/weights.md shows (the paper trained its own
+of the same architecture); for one of your own add `--config.teacher.kind=run --config.teacher.path=runs/imagenet64`.
+Training uses no data: `:blank` runs without the dataset. `:diff_instruct` is the one-step baseline of the paper,
+`:tiny` takes a few steps of a small network on the embedded digits.
 
 A pod: three networks, an average and two optimizers. Published: FID 2.20 with one evaluation, after 300,000 updates on
 64 TPU v4 (8 days). Not run here. Known from the paper: K, the scheme, complete cancellation, the weight. From memory of
@@ -18,12 +18,18 @@ import math
 
 from ml_collections import ConfigDict
 
+from jaxdiff.arguments import argument
 from jaxdiff.configs import imagenet64
+
+ARGUMENTS = {
+    "blank": "without the dataset",
+    "diff_instruct": "one Langevin step that leaves z alone (Diff-Instruct)",
+    "tiny": "a few steps of a small network on the embedded digits",
+}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    if arg not in ("", "blank", "diff_instruct", "tiny"):
-        raise ValueError(f"imagenet64_emd takes 'blank', 'diff_instruct', 'tiny' or none, got {arg!r}")
+    arg = argument(arg, ARGUMENTS)
     c = imagenet64.get_config("tiny" if arg == "tiny" else "")
     with c.unlocked():
         distil(c, arg)
@@ -37,12 +43,12 @@ def distil(c: ConfigDict, arg: str, batch_size: int = 128, steps: int = 300_000)
     """The paper's recipe."""
     c.method.name = "emd"
     c.emd.update(steps=16, scheme="eps,z", step_eps=0.16, step_z=1.6e-5, score_rate=1e-5)
-    c.emd.levels, c.emd.level_options = "polynomial", ConfigDict({"sigma_min": 0.02, "sigma_max": 80.0})
+    c.emd.sigma_sampler, c.emd.sigma_options = "polynomial", ConfigDict({"sigma_min": 0.02, "sigma_max": 80.0})
     c.optim.learning_rate, c.optim.warmup_images, c.optim.decay = 2e-6, 0, "constant"
     c.optim.options = ConfigDict({"b1": 0.0, "b2": 0.99})
     c.ema.kind, c.ema.options = "constant", ConfigDict({"decay": 0.9999})
-    c.cond.drop = 0.0
-    c.sample.solver, c.sample.steps, c.sample.to_zero, c.sample.sigma_max = "euler", 1, True, math.exp(3)
+    c.diffusion.cond_dropout = 0.0
+    c.sample.solver, c.sample.timestamps, c.sample.final_denoise, c.sample.sigma_max = "euler", 1, True, math.exp(3)
     if "dropout" in c.model.fields:
         c.model.fields.dropout = 0.0
     if arg == "tiny":

@@ -1,34 +1,36 @@
 """Denoisers: pure functions `denoise(x, sigma, cond=None) -> x0` with x = x0 + sigma * eps.
 
 Everything in jaxdiff lives in this one coordinate system. A network trained in another convention
-becomes a denoiser by one wrapper, which is the only place that knows the convention:
+becomes a denoiser by one wrapper, the only place where the convention appears:
 
     edm   D = c_skip x + c_out F(c_in x, ln(sigma)/4), with s = sigma_data and r = sqrt(sigma^2 + s^2):
           c_skip = s^2/r^2, c_out = sigma s/r, c_in = 1/r
-    ddpm  x_t = sqrt(abar) x0 + sqrt(1-abar) eps = x / sqrt(1+sigma^2), sigma^2 = (1-abar)/abar
+    ddpm  x_t = sqrt(alpha_bar) x0 + sqrt(1-alpha_bar) eps = x / sqrt(1+sigma^2), sigma^2 = (1-alpha_bar)/alpha_bar
           eps: D = x - sigma F
-          v = sqrt(abar) eps - sqrt(1-abar) x0: D = x/(1+sigma^2) - sigma/sqrt(1+sigma^2) F
+          v = sqrt(alpha_bar) eps - sqrt(1-alpha_bar) x0: D = x/(1+sigma^2) - sigma/sqrt(1+sigma^2) F
           x0: D = F
     flow  x_t = (1-t) x0 + t eps = (1-t) x, t = sigma/(1+sigma), F = eps - x0: D = x_t - t F
 
-`sigma` is a scalar or one value per example; `cond` is None or a dict with any of the keys in COND_KEYS.
+`sigma` is a scalar or one value per example; `cond` is None or a dict of what the network is conditioned on, in which
+every array has one row per example (jaxdiff/conditions.py).
 Sources: Karras et al. 2022 (edm), Ho et al. 2020, Salimans & Ho 2022 (eps, v), Esser et al. 2024 (flow).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
-from jaxdiff.errors import check_ratio, check_sigma, concrete, nearest, pick
+from jaxdiff.conditions import Cond
+from jaxdiff.errors import check_sigma, choose, concrete, pick
+from jaxdiff.schedules import sigma_table
 
-COND_KEYS = ("label", "text", "text_mask", "pooled", "control", "step")
-Cond = Mapping[str, Any] | None
 Sigma = Float[Array, ""] | Float[Array, " b"] | float
 Network = Callable[[Array, Array, Cond], Array]
 
@@ -41,26 +43,19 @@ class Denoiser(Protocol):
 
 
 def check_cond(cond: Cond) -> None:
-    """A condition is None or a dict whose keys are all known."""
-    if cond is None:
-        return
-    if not isinstance(cond, Mapping):
-        raise TypeError(f"cond must be None or a dict with keys among {COND_KEYS}, got {type(cond).__name__}")
-    for key in cond:
-        if key not in COND_KEYS:
-            raise ValueError(
-                f"unknown cond key {key!r}{nearest(key, COND_KEYS)}; allowed keys are {', '.join(COND_KEYS)}"
-            )
+    """A condition is None or a dict; the network checks its keys."""
+    if cond is not None and not isinstance(cond, Mapping):
+        raise TypeError(f"cond must be None or a dict such as {{'label': labels}}, got {type(cond).__name__}")
 
 
-def at_least_float32(x: Any) -> Array:
+def at_least_float32(x: ArrayLike) -> Array:
     """x as a floating array of 32 bits or more; half precision is for networks only."""
     x = jnp.asarray(x)
     wide = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 4
     return x if wide else x.astype(jnp.float32)
 
 
-def per_example(value: Any, x: Array) -> Array:
+def per_example(value: ArrayLike, x: Array) -> Array:
     """A scalar, or one value per example, shaped to multiply x [b ...]; in x's dtype."""
     value = jnp.asarray(value, x.dtype)
     if value.ndim == 0:
@@ -101,15 +96,15 @@ def edm(network: Network, sigma_data: float = 0.5) -> Denoiser:
     return _denoiser(formula)
 
 
-def ddpm(network: Network, abar: Any, prediction: str = "eps") -> Denoiser:
-    """A discrete-time variance-preserving network; `abar[t]` is the share of signal variance at its timestep t.
+def ddpm(network: Network, alpha_bar: ArrayLike, prediction: str = "eps") -> Denoiser:
+    """A discrete-time variance-preserving network; `alpha_bar[t]` is the share of signal variance at its timestep t.
 
     A sigma between two timesteps is given to the network as a fractional timestep, linear in log sigma;
-    one outside the table as the nearest end. A network that also predicts variances (twice the channels)
-    has them dropped.
+    one outside the table is clamped to it. Predicted variances (a network with twice the channels)
+    are dropped.
     """
-    formula = pick(_PREDICTIONS, prediction, "prediction")
-    log_sigmas = np.log(sigma_table(abar))
+    formula = pick(PREDICTIONS, prediction, "prediction")
+    log_sigmas = np.log(sigma_table(alpha_bar))
 
     def denoise(x: Array, sigma: Array, cond: Cond) -> Array:
         timestep = jnp.interp(
@@ -125,7 +120,7 @@ def ddpm(network: Network, abar: Any, prediction: str = "eps") -> Denoiser:
     return _denoiser(denoise)
 
 
-_PREDICTIONS: dict[str, Callable[[Array, Array, Array], Array]] = {
+PREDICTIONS: dict[str, Callable[[Array, Array, Array], Array]] = {
     "eps": lambda x, sigma, out: x - sigma * out,
     "v": lambda x, sigma, out: x / (1 + sigma**2) - sigma / jnp.sqrt(1 + sigma**2) * out,
     "x0": lambda x, sigma, out: out,
@@ -133,7 +128,7 @@ _PREDICTIONS: dict[str, Callable[[Array, Array, Array], Array]] = {
 
 
 def flow(network: Network, time_scale: float = 1000.0) -> Denoiser:
-    """A rectified-flow network predicting eps - x0; it is told `time_scale * t`, t = sigma / (1 + sigma)."""
+    """A rectified-flow network predicting eps - x0, with noise label `time_scale * t`, t = sigma / (1 + sigma)."""
 
     def formula(x: Array, sigma: Array, cond: Cond) -> Array:
         t = sigma / (1 + sigma)
@@ -143,58 +138,10 @@ def flow(network: Network, time_scale: float = 1000.0) -> Denoiser:
     return _denoiser(formula)
 
 
-# How far a network's noise label (and sigma_data) lies between clean data, u = 0, and pure noise, u = 1, by wrapper.
-# That of ddpm counts timesteps of a table of 1000, shifted or not: it is the network's own time.
-PROGRESS: dict[str, Callable[[Any, float], Any]] = {
-    "edm": lambda label, sigma_data: 2 / np.pi * jnp.arctan(jnp.exp(4 * label) / sigma_data),
-    "ddpm": lambda label, sigma_data: label / 999,
-    "flow": lambda label, sigma_data: label / 1000,
-}
-
-
-def linear_abar(steps: int = 1000, first: float = 1e-4, last: float = 2e-2) -> np.ndarray:
-    """The DDPM table: betas linear in the timestep (DiT, ADM)."""
-    return np.cumprod(1 - np.linspace(first, last, steps))
-
-
-def sqrt_linear_abar(steps: int = 1000, first: float = 0.00085, last: float = 0.012) -> np.ndarray:
-    """The latent-diffusion table: square roots of betas linear in the timestep (Stable Diffusion's values)."""
-    return np.cumprod(1 - np.linspace(first**0.5, last**0.5, steps) ** 2)
-
-
-def cosine_abar(steps: int = 1000, offset: float = 0.008, max_beta: float = 0.999) -> np.ndarray:
-    """The improved-DDPM table: abar = cos^2 of a linear angle, betas capped at `max_beta`."""
-    curve = np.cos((np.linspace(0, 1, steps + 1) + offset) / (1 + offset) * np.pi / 2) ** 2
-    return np.cumprod(1 - np.minimum(1 - curve[1:] / curve[:-1], max_beta))
-
-
-def rescaled_abar(abar: Any, ratio: float) -> np.ndarray:
-    """The table for images `ratio` times as large, sigma' = ratio sigma: abar' = abar / (ratio^2 + abar (1 - ratio^2)).
-
-    A patch of the small image is seen ratio^2 times in the large one, which averages its noise away: with
-    SNR' = SNR / ratio^2 the same timestep means the same uncertainty again (Berrada et al. 2024).
-    """
-    check_ratio(ratio)
-    table = np.asarray(abar, np.float64)
-    return table / (ratio**2 + table * (1 - ratio**2))
-
-
-def sigma_table(abar: Any) -> np.ndarray:
-    """The noise levels sqrt((1-abar)/abar) of a discrete table, ascending, float64."""
-    table = np.asarray(abar, np.float64)
-    if table.ndim != 1 or len(table) < 2 or not (np.diff(table) < 0).all() or not (table[-1] > 0 and table[0] < 1):
-        raise ValueError(
-            f"abar must be a 1-D table that falls strictly inside (0, 1), got shape {table.shape}"
-            + (f" from {table.flat[0]:.4g} to {table.flat[-1]:.4g}" if table.size else "")
-            + "; pass the cumulative product of 1 - beta, for example denoisers.linear_abar()"
-        )
-    return np.sqrt((1 - table) / table)
-
-
 # ---------------------------------------------------------------------------------------------- closed forms
 
 
-def gaussian(mean: Any, std: Any) -> Denoiser:
+def gaussian(mean: ArrayLike, std: ArrayLike) -> Denoiser:
     """The exact denoiser of N(mean, std^2): D = (std^2 x + sigma^2 mean) / (std^2 + sigma^2), elementwise."""
 
     def formula(x: Array, sigma: Array, cond: Cond) -> Array:
@@ -204,7 +151,7 @@ def gaussian(mean: Any, std: Any) -> Denoiser:
     return _denoiser(formula)
 
 
-def gaussian_mixture(means: Any, stds: Any, weights: Any = None) -> Denoiser:
+def gaussian_mixture(means: ArrayLike, stds: ArrayLike, weights: ArrayLike | None = None) -> Denoiser:
     """The exact denoiser of sum_k weights_k N(means_k, stds_k^2): the posterior mean over components.
 
     `means` is [k ...], `stds` a scalar, [k], or anything that broadcasts against means (diagonal covariances);
@@ -213,7 +160,9 @@ def gaussian_mixture(means: Any, stds: Any, weights: Any = None) -> Denoiser:
     """
     means, stds = np.asarray(means), np.asarray(stds)
     k, event = means.shape[0], means.shape[1:]
-    stds = np.broadcast_to(stds.reshape(stds.shape + (1,) * len(event)) if stds.shape == (k,) else stds, means.shape)
+    if stds.shape == (k,):
+        stds = stds.reshape(stds.shape + (1,) * len(event))
+    stds = np.broadcast_to(stds, means.shape)
     weights = np.ones(k) if weights is None else np.asarray(weights)
     if weights.shape != (k,) or (weights <= 0).any() or (stds <= 0).any():
         raise ValueError(
@@ -223,12 +172,16 @@ def gaussian_mixture(means: Any, stds: Any, weights: Any = None) -> Denoiser:
 
     def formula(x: Array, sigma: Array, cond: Cond) -> Array:
         if x.shape[x.ndim - len(event) :] != event:
-            raise ValueError(f"this mixture lives on shape {event}, got x of shape {x.shape}")
+            raise ValueError(f"this mixture has points of shape {event}, got x of shape {x.shape}")
         m, s2 = jnp.asarray(means, x.dtype), jnp.asarray(stds, x.dtype) ** 2
         x_k = jnp.expand_dims(x, -1 - len(event))
-        var = s2 + (sigma if sigma.ndim == 0 else jnp.expand_dims(sigma, -1 - len(event))) ** 2
+        if sigma.ndim:
+            sigma = jnp.expand_dims(sigma, -1 - len(event))
+        var = s2 + sigma**2
         logits = jnp.asarray(np.log(weights / weights.sum()), x.dtype)
         logits -= 0.5 * ((x_k - m) ** 2 / var + jnp.log(var)).sum(axes)
+        for key in cond or {}:
+            choose(key, ("label",), "condition of a mixture")
         if cond is not None and "label" in cond:
             _check_label(cond["label"], k)
             label = jnp.asarray(cond["label"])[..., None]
@@ -239,10 +192,10 @@ def gaussian_mixture(means: Any, stds: Any, weights: Any = None) -> Denoiser:
     return _denoiser(formula)
 
 
-def _check_label(label: Any, k: int) -> None:
+def _check_label(label: ArrayLike, k: int) -> None:
     seen = concrete(label)
     if seen is not None and ((seen < 0) | (seen > k)).any():
-        raise ValueError(f"labels of a mixture of {k} are 0..{k - 1}, or {k} for all of it; got {seen}")
+        raise ValueError(f"labels of a mixture of {k} components are 0..{k - 1}, {k} is the whole mixture; got {seen}")
 
 
 # ---------------------------------------------------------------------------------------------- transforms
@@ -250,51 +203,60 @@ def _check_label(label: Any, k: int) -> None:
 
 def guided(
     denoise: Denoiser,
-    scale: Any,
+    scale: ArrayLike,
     null: Cond = None,
     *,
-    control_scale: Any = 1.0,
+    control_scale: ArrayLike = 1.0,
+    control_null: Cond = None,
     interval: tuple[float, float] | None = None,
     weak: Denoiser | None = None,
 ) -> Denoiser:
     """D_null + scale (D_cond - D_null): classifier-free guidance (Ho & Salimans 2021), one batched call.
 
-    `null` holds the values that stand for "no condition", one example's worth or a batch, for example
-    {"label": 1000}; keys it does not name keep their value, and one number stands for every entry of a dict.
-    control_scale other than 1 weighs control apart from the semantic conditions (Berrada et al. 2024, as recalled):
-    D_null + scale (control_scale (D_cond - D_free) + D_free - D_null), D_free with null["control"] alone; a batched
-    call of three. Without `null` the second evaluation is
-    `denoise(x, sigma, None)`, a call of its own. Called without cond there is nothing to guide: D(x, sigma, None).
+    `null` holds the null value of each condition, for one example or a batch, such as {"label": 1000}; keys it does not
+    list keep their value. `control_null` holds those of control metadata, such as {"crop": -1.0}, which the
+    unconditional evaluation gets too; control_scale other than 1 weights control separately from the semantic
+    conditions (after Berrada et al. 2024): D_null + scale (control_scale (D_cond - D_free) +
+    D_free - D_null), D_free with `control_null` alone; one batched call of three. Without `null` the second evaluation
+    is a separate call, `denoise(x, sigma, None)`. Without cond there is nothing to guide: D(x, sigma, None).
     `interval` = (low, high) guides only low < sigma <= high (Kynkaanniemi et al. 2024) and saves the null evaluation
     elsewhere when sigma is a scalar.
-    `weak` is a second, worse denoiser to be guided away from under the same cond (autoguidance, Karras et al. 2024).
+    `weak` is a second, weaker denoiser to guide away from under the same cond (autoguidance, Karras et al. 2024).
     """
     if null is not None and weak is not None:
         raise ValueError("guided() takes null (classifier-free) or weak (autoguidance), not both")
     check_cond(null)
+    check_cond(control_null)
     if interval is not None and not 0 <= interval[0] < interval[1]:
         raise ValueError(f"interval must be (low, high) with 0 <= low < high, got {interval}")
     apart = not (isinstance(control_scale, (int, float)) and control_scale == 1)
-    if apart and "control" not in (null or {}):
+    if apart and not control_null:
         raise ValueError(
-            f"control_scale={control_scale} needs the values that stand for no control, for example "
-            "null={'label': 1000, 'control': conditioning.UNKNOWN}"
+            f"control_scale={control_scale!r} needs the null values of the control signals, for example "
+            "control_null={'crop': conditioning.UNKNOWN}"
         )
+    nulls = [{}, {**(null or {}), **(control_null or {})}]
+    if apart:
+        nulls.insert(1, dict(control_null or {}))
+
+    def batched(x: Array, sigma: Sigma, cond: Mapping[str, ArrayLike]) -> tuple[Array, Array]:
+        """(D_cond, D_null), with control_scale applied to the first."""
+        sigmas = sigma if jnp.ndim(sigma) == 0 else jnp.concatenate([sigma] * len(nulls))
+        stacked = _stack_nulls(cond, nulls, x.shape[0])
+        full, *free, base = jnp.split(denoise(jnp.concatenate([x] * len(nulls)), sigmas, stacked), len(nulls))
+        if apart:
+            full = free[0] + per_example(control_scale, x) * (full - free[0])
+        return full, base
 
     def blend(x: Array, sigma: Sigma, cond: Cond) -> Array:
-        if weak is None and cond is None:
-            return denoise(x, sigma, None)
         if weak is not None:
             full, base = denoise(x, sigma, cond), weak(x, sigma, cond)
-        elif null is None or cond is None:
+        elif cond is None:
+            return denoise(x, sigma, None)
+        elif null is None and not control_null:
             full, base = denoise(x, sigma, cond), denoise(x, sigma, None)
         else:
-            nulls = [{}, {"control": null["control"]}, null] if apart else [{}, null]
-            sigmas = sigma if jnp.ndim(sigma) == 0 else jnp.concatenate([sigma] * len(nulls))
-            stacked = _stack_nulls(cond, nulls, x.shape[0])
-            full, *free, base = jnp.split(denoise(jnp.concatenate([x] * len(nulls)), sigmas, stacked), len(nulls))
-            if apart:
-                full = free[0] + per_example(control_scale, x) * (full - free[0])
+            full, base = batched(x, sigma, cond)
         return base + per_example(scale, x) * (full - base)
 
     def transformed(x: Array, sigma: Sigma, cond: Cond = None) -> Array:
@@ -309,7 +271,7 @@ def guided(
     return transformed
 
 
-def _stack_nulls(cond: Mapping[str, Any], nulls: list[Any], batch: int) -> dict[str, Any]:
+def _stack_nulls(cond: Mapping[str, ArrayLike], nulls: list[dict[str, ArrayLike]], batch: int) -> dict[str, Array]:
     """cond with the values of each of `nulls` in place of its own, one after the other along the batch axis."""
     stray = set(nulls[-1]) - set(cond)
     if stray:
@@ -317,20 +279,12 @@ def _stack_nulls(cond: Mapping[str, Any], nulls: list[Any], batch: int) -> dict[
             f"null names {sorted(stray)} but cond has only {sorted(cond)}; give cond those keys or drop them from null"
         )
 
-    def stack(value: Any, *others: Any) -> Array:
+    def stack(value: ArrayLike, *others: ArrayLike) -> Array:
         value = jnp.asarray(value)
         value = jnp.broadcast_to(value, (batch, *value.shape[1:]))
         return jnp.concatenate([jnp.broadcast_to(jnp.asarray(other, value.dtype), value.shape) for other in others])
 
-    def fill(key: str, value: Any) -> Any:
-        return jax.tree.map(stack, value, *(null_like(null.get(key, value), value) for null in nulls))
-
-    return {key: fill(key, value) for key, value in cond.items()}
-
-
-def null_like(null: Any, value: Any) -> Any:
-    """A null value in the structure of the condition it stands for: one number is that of every entry of a dict."""
-    return dict.fromkeys(value, null) if isinstance(value, Mapping) and not isinstance(null, Mapping) else null
+    return {key: stack(value, *(null.get(key, value) for null in nulls)) for key, value in cond.items()}
 
 
 def score(denoise: Denoiser) -> Denoiser:

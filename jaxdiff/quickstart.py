@@ -1,4 +1,4 @@
-"""The library's main job in minutes on any CPU: train a teacher on the embedded digits, distil it, measure, show.
+"""A tour in minutes on any CPU: train a teacher on the embedded digits, distil it, evaluate and plot samples.
 
 Writes to the workdir: the teacher's run, the students' runs in sfd, sfd_one and emd (all resumable), one grid per row
 of the table, results.json and report.html.
@@ -12,15 +12,19 @@ import io
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+import jaxdiff.configs.digits as digits
+import jaxdiff.configs.digits_emd as digits_emd
+import jaxdiff.configs.digits_sfd as digits_sfd
 from jaxdiff import training
-from jaxdiff.configs import digits, digits_emd, digits_sfd
+from jaxdiff.methods import exported
 from jaxdiff.training.logs import image_grid, save_png
+from jaxdiff.trees import Params
 
 # of the teacher: name, solver, timestamps; all end with x0 = D(x, sigma_min)
 ROWS = (
@@ -33,23 +37,24 @@ ROWS = (
     ("iPNDM", "ipndm", 5),
     ("DDIM", "euler", 5),
 )
-COLUMNS = ("sampler", "NFE", "Fréchet distance", "recall", "read correctly", "images/s")
+COLUMNS = ("sampler", "NFE", "Fréchet distance", "recall", "accuracy", "images/s")
+Row: TypeAlias = dict[str, Any]  # of the table: COLUMNS, the protocol, a grid of samples
 
 
-def run(workdir: Path, steps: int | None = None, samples: int | None = None) -> list[dict[str, Any]]:
-    """Train (or go on training) the teacher and its students, fill the table, write the report.
+def run(workdir: Path, steps: int | None = None, samples: int | None = None) -> list[Row]:
+    """Train (or resume) the teacher and its students, measure them, write the report.
 
     `steps` shortens the teacher's training, and the students' in proportion.
     """
     teacher, student, one, generator = configs(Path(workdir), steps, samples)
     print(f"training a teacher on the embedded digits: {teacher.train.steps} steps, a few minutes on two cores")
     seconds: dict[str, float] = {}
-    state = _train(teacher, workdir, seconds)
-    if state is None:
+    params = _train(teacher, workdir, seconds)
+    if params is None:
         return []
     print(f"\ndistilling it with SFD-v, for 2 to 5 evaluations: {student.train.steps} iterations")
     few = _train(student, workdir / "sfd", seconds)
-    print(f"\nand that student on to 1 evaluation: {one.train.steps} iterations")
+    print(f"\ndistilling that student to 1 evaluation: {one.train.steps} iterations")
     single = None if few is None else _train(one, workdir / "sfd_one", seconds)
     if few is None or single is None:
         return []
@@ -57,7 +62,7 @@ def run(workdir: Path, steps: int | None = None, samples: int | None = None) -> 
     made = _train(generator, workdir / "emd", seconds)
     if made is None:
         return []
-    plan = [(name, solver, _sampled(teacher, solver, n), state) for name, solver, n in ROWS]
+    plan = [(name, solver, _sampled(teacher, solver, n), params) for name, solver, n in ROWS]
     plan += [("SFD-v", "sfd", _sampled(student, "euler", nfe + 2), few) for nfe in reversed(student.sfd.nfe)]
     plan += [("SFD, second stage", "sfd", one, single), ("EMD", "emd", generator, made)]
     print(f"\nsampling {teacher.eval.samples} digits with each row's sampler\n{_line(COLUMNS)}")
@@ -66,7 +71,7 @@ def run(workdir: Path, steps: int | None = None, samples: int | None = None) -> 
         row = {"sampler": name, **measure(config, weights)}
         rows.append(row)
         print(_line(_cells(row)), flush=True)
-        save_png(Path(workdir) / f"{file}_{row['NFE']}.png", row["picture"])
+        save_png(Path(workdir) / f"{file}_{row['NFE']}.png", row["grid"])
     print(f"seconds of training, with compilation: {', '.join(f'{name} {s:.0f}' for name, s in seconds.items())}")
     write_report(Path(workdir), teacher, rows, seconds)
     return rows
@@ -86,48 +91,45 @@ def configs(workdir: Path, steps: int | None, samples: int | None) -> tuple[Conf
     return teacher, student, one, generator
 
 
-def _train(config: ConfigDict, workdir: Path, seconds: dict[str, float]) -> Any:
-    """The exported state of a run, or None when it was stopped; its time goes to `seconds`."""
-    begun = time.monotonic()
+def _train(config: ConfigDict, workdir: Path, seconds: dict[str, float]) -> Params | None:
+    """The exported parameters of a run, or None if it was stopped; its training time is added to `seconds`."""
+    start = time.monotonic()
     result = training.train(config, workdir)
-    seconds[{"denoise": "teacher"}.get(config.method.name, Path(workdir).name)] = time.monotonic() - begun
-    return None if result.stopped else training.build(config).method.export(result.state)
+    name = "teacher" if config.method.name == "diffusion" else Path(workdir).name
+    seconds[name] = time.monotonic() - start
+    return None if result.stopped else exported(result.state)
 
 
 def _sampled(config: ConfigDict, solver: str, timestamps: int) -> ConfigDict:
     config = ConfigDict(config.to_dict())
-    config.sample.solver, config.sample.steps = solver, timestamps
+    config.sample.solver, config.sample.timestamps = solver, timestamps
     return config
 
 
-def measure(config: ConfigDict, state: Any) -> dict[str, Any]:
-    """One row: sample as the config says, compare with the data, time the sampling once it is compiled."""
-    job = training.build(config)
-    program = training.sampler(job)
+def measure(config: ConfigDict, params: Params) -> Row:
+    """One row: sample as the config says, compare with the data, time sampling after compilation."""
+    run, mesh = training.prepare(config)
+    sampler = training.Sampler(run, mesh)
     count = config.eval.samples
-    warm = list(training.sample(job, state, config.sample.batch_size, 0, run=program))
-    begun = time.monotonic()
-    parts = list(training.sample(job, state, count, config.eval.seed, run=program))
-    seconds = time.monotonic() - begun
-    images = np.concatenate([part for part, _ in parts])
-    labels = np.concatenate([part for _, part in parts if part is not None])
-    record = training.evaluate(job, state, samples=(images, labels))
-    assert record is not None
-    shown, digit = warm[0]
-    assert digit is not None
+    shown, digit = sampler.sample(params, config.sample.batch_size, 0)
+    start = time.monotonic()
+    images, labels = sampler.sample(params, count, config.eval.seed)
+    seconds = time.monotonic() - start
+    record = training.evaluate(run, params, mesh, samples=(images, labels))
+    assert record is not None and digit is not None
     picked = np.concatenate([np.flatnonzero(digit == number)[:10] for number in range(10)])
     return {
-        "NFE": job.nfe,
+        "NFE": run.nfe,
         "distance": record["frechet_digits"],
         "recall": record["recall"],
         "accuracy": record["accuracy"],
         "images_per_second": count / seconds,
         "protocol": record["protocol"],
-        "picture": image_grid(shown[picked], columns=10),
+        "grid": image_grid(shown[picked], columns=10),
     }
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     return (
         row["sampler"],
         str(row["NFE"]),
@@ -142,15 +144,15 @@ def _line(cells: tuple[str, ...]) -> str:
     return f"{cells[0]:20s}" + "".join(f"{cell:>18s}" for cell in cells[1:])
 
 
-def write_report(workdir: Path, config: ConfigDict, rows: list[dict[str, Any]], seconds: dict[str, float]) -> None:
-    """results.json and a self-contained report.html with the pictures inside."""
-    plain = [{key: value for key, value in row.items() if key != "picture"} for row in rows]
+def write_report(workdir: Path, config: ConfigDict, rows: list[Row], seconds: dict[str, float]) -> None:
+    """results.json and a self-contained report.html with the images embedded."""
+    plain = [{key: value for key, value in row.items() if key != "grid"} for row in rows]
     results = {"rows": plain, "training_seconds": seconds}
     (workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     head = "".join(f"<th>{html.escape(column)}</th>" for column in COLUMNS)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in _cells(row)) + "</tr>" for row in rows)
     figures = "".join(
-        f'<figure><img alt="" src="data:image/png;base64,{_png(row["picture"])}">'
+        f'<figure><img alt="" src="data:image/png;base64,{_png(row["grid"])}">'
         f"<figcaption>{html.escape(row['sampler'])}, {row['NFE']} evaluations</figcaption></figure>"
         for row in rows
     )
@@ -166,11 +168,11 @@ def write_report(workdir: Path, config: ConfigDict, rows: list[dict[str, Any]], 
     print(f"\nwrote {path}")
 
 
-def _png(picture: np.ndarray) -> str:
+def _png(pixels: np.ndarray) -> str:
     from PIL import Image
 
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "png")
+    Image.fromarray(pixels).save(buffer, "png")
     return base64.b64encode(buffer.getvalue()).decode()
 
 

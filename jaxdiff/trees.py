@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import jax
+import numpy as np
+
+Tree: TypeAlias = Any  # an arbitrary pytree
+Params: TypeAlias = Any  # a pytree of parameters, or of their shapes
+Path: TypeAlias = Iterable[object]  # of a leaf, as jax.tree_util gives it
+AnyArray: TypeAlias = np.ndarray | jax.Array  # on the host or on a device
 
 
-def path_name(path: Any) -> str:
+def path_name(path: Path) -> str:
     """A pytree path as a/b/c."""
     return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 
-def by_name(tree: Any) -> dict[str, Any]:
+def by_name(tree: Tree) -> dict[str, Any]:
     """The arrays of a pytree under their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {path_name(path): leaf for path, leaf in leaves if hasattr(leaf, "shape")}
 
 
-def misfits(found: Mapping[str, Any], wanted: Mapping[str, Any], partial: bool = False) -> str:
-    """How the arrays found differ from those wanted, the first five told; "" when they do not.
+def mismatches(found: Params, wanted: Params, partial: bool = False) -> str:
+    """How the arrays found differ from those wanted, the first five named; "" when they do not.
 
     With `partial`, arrays may be missing.
     """
@@ -32,4 +38,4 @@ def misfits(found: Mapping[str, Any], wanted: Mapping[str, Any], partial: bool =
     wrong += [f"{name} is missing" for name in wanted if name not in found and not partial]
     wrong += [f"{name} is unknown" for name in found if name not in wanted]
     more = "; ..." if len(wrong) > 5 else ""
-    return f"{len(wrong)} misfits ({'; '.join(wrong[:5])}{more})" if wrong else ""
+    return f"{len(wrong)} mismatches ({'; '.join(wrong[:5])}{more})" if wrong else ""

@@ -9,16 +9,17 @@ from jaxdiff.data.pipeline import Prefetch, prefetch
 from jaxdiff.data.records import write_array_records
 from jaxdiff.data.shapes import Shapes, caption_scores, read_shapes, shape_set
 from jaxdiff.data.sources import SOURCES, load
+from jaxdiff.data.spec import DataSpec
 from jaxdiff.data.tokens import tokenizer
-from jaxdiff.data.transforms import CONTROLS, CROPS, CorruptImage, decode, resize
+from jaxdiff.data.transforms import CROPS, CorruptImage, decode, resize
 
 __all__ = [
-    "CONTROLS",
     "CROPS",
     "MIXTURES",
     "SOURCES",
     "CorruptImage",
     "Creatures",
+    "DataSpec",
     "Dataset",
     "Prefetch",
     "Shapes",

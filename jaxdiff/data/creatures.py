@@ -1,7 +1,7 @@
-"""Procedural creatures: pictures whose parts, keypoints, boxes and species are known.
+"""Procedural creatures: images with ground-truth parts, keypoints, boxes and species.
 
-A creature has a body, a head, legs and a tail in one colour, so that parts differ by shape and place alone. Species:
-2 legs or 4, a round body or a long one. It faces right or left on a smooth background.
+A creature has a body, a head, legs and a tail of one colour, so that parts differ only in shape and position. Species
+differ in the number of legs (2 or 4) and the body (round or long). It faces left or right on a smooth background.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from jaxdiff.data.memory import in_memory
 PARTS = ("background", "body", "legs", "tail", "head")
 KEYPOINTS = ("head", "body", "tail base", "tail tip", "front foot", "hind foot")
 SPECIES = ("round biped", "round quadruped", "long biped", "long quadruped")
-SAMPLES = 2  # per pixel and direction, against jagged edges
+SAMPLES = 2  # per pixel and direction, for antialiasing
 
 
 class Creatures(NamedTuple):
-    """Images in [-1, 1] and what is known of them; points are (x, y) in pixels, a pixel's centre is a whole number."""
+    """Images in [-1, 1] with ground truth; points are (x, y) in pixels, pixel centres at integers."""
 
     images: np.ndarray  # float32 [n h w 3]
     labels: np.ndarray  # int32 [n], an index of SPECIES
@@ -30,7 +30,7 @@ class Creatures(NamedTuple):
 
 
 def creature_set(count: int, size: int = 16, draw: int = 0) -> Creatures:
-    """`count` creatures of size x size pixels; `draw` picks another set. Image i does not depend on count."""
+    """`count` creatures of size x size pixels; `draw` is the seed. Image i does not depend on count."""
     if count < 1 or size < 8:
         raise ValueError(f"creatures need count >= 1 and size >= 8 to have legs, got {count=}, {size=}")
     drawn = [_draw(np.random.default_rng((draw, i)), size) for i in range(count)]
@@ -39,7 +39,7 @@ def creature_set(count: int, size: int = 16, draw: int = 0) -> Creatures:
 
 
 def creatures(count: int = 3000, size: int = 16, draw: int = 0) -> Source:
-    """The pictures and species as a data source; `creature_set` has the rest."""
+    """The images and species as a data source; `creature_set` also has the ground truth."""
     made = creature_set(count, size, draw)
     return in_memory("creatures", made.images, made.labels, class_names=SPECIES)
 
@@ -55,7 +55,7 @@ def _draw(rng: np.random.Generator, size: int) -> tuple[np.ndarray, int, np.ndar
     covered = _paint(shapes, (fine - centre) / (scale * mirror)) > 0
     share = covered.reshape(size, SAMPLES, size, SAMPLES).mean((1, 3))[..., None]
     colour, background = rng.uniform(-1, 1, 3), rng.uniform(-1, 1, 3)
-    while np.abs(colour - background).max() < 0.8:  # a creature that cannot be seen teaches nothing
+    while np.abs(colour - background).max() < 0.8:  # keep creatures visible
         colour = rng.uniform(-1, 1, 3)
     slope = _grid(size, 1) / size @ rng.uniform(-0.4, 0.4, (2, 3))
     image = np.clip(share * colour + (1 - share) * (background + slope), -1, 1)

@@ -2,54 +2,46 @@
 
 The batch of step s is a pure function of (seed, s). Positions s*B .. (s+1)*B of an endless order, reshuffled every
 epoch, make the global batch; process p of P reads the p-th contiguous slice of it. Augmentation is a function of
-(seed, position). So resuming needs the step number only, and a changed number of processes goes on in the same order.
+(seed, position). Resuming needs only the step number, and the order does not depend on the number of processes.
 
     batch = {"image": float32 [b h w c] in [-1, 1], "label": int32 [b], "caption_id": int32 [b],
              "text": float32 [b l d], "text_mask": bool [b l], "pooled": float32 [b d],
-             "control": {"original_size": float32 [b 2], "crop": [b 2], "flip": [b 1], "aspect": [b 1]}}
+             "original_size": float32 [b 2], "crop": [b 2], "flip": [b 1], "aspect": [b 1], "resized_size": [b 2]}
 
-Keys a source has no values for are absent, `control` holds what was asked for.
+Keys that a source has no values for are absent; control metadata (the last line) is present where requested.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
 
 import numpy as np
 
+from jaxdiff.conditions import CONTROL, CONTROLS, Signal, label_signal
 from jaxdiff.data import transforms
 from jaxdiff.data.captions import embed, with_text
-from jaxdiff.data.examples import Fetch, Source, first_shape, gather, keeps_frame, per_example, reader_of
+from jaxdiff.data.examples import Batch, Fetch, Source, first_shape, gather, keeps_frame, per_example, reader_of
 from jaxdiff.data.order import order
-from jaxdiff.data.transforms import CONTROLS, Transform
-from jaxdiff.errors import pick
+from jaxdiff.data.spec import DataSpec
+from jaxdiff.data.transforms import Transform
+from jaxdiff.errors import choose
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Dataset:
-    """Batches by step. `corrupt` counts, per file this process met, how often it was replaced.
+class Dataset(DataSpec):
+    """Batches by step. `corrupt` counts how often this process replaced each corrupt file.
 
-    `encode(prompts)` embeds texts as the captions were, `judge(images, captions)` tells how well the two agree.
-    `latent` holds the scale and shift of data that are latents.
+    `judge(images, captions)` measures how well images match captions, for data where that can be computed.
     """
 
-    name: str
-    size: int
-    image_shape: tuple[int, ...]
-    seed: int
-    fingerprint: str
-    fetch: Fetch = dataclasses.field(repr=False)
-    num_classes: int = 0
-    class_names: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    fetch: Fetch = dataclasses.field(kw_only=True, repr=False)
+    seed: int = 0
     captions: tuple[str, ...] = dataclasses.field(default=(), repr=False)
-    null: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
-    encode: Callable[[Sequence[str]], dict[str, Any]] | None = dataclasses.field(default=None, repr=False)
     judge: Callable[..., dict[str, float]] | None = dataclasses.field(default=None, repr=False)
-    latent: Mapping[str, float] | None = None
     in_memory: bool = False
     corrupt: dict[str, int] = dataclasses.field(default_factory=dict)
 
@@ -61,12 +53,12 @@ class Dataset:
         process_count: int = 1,
         *,
         executor: Executor | None = None,
-    ) -> dict[str, Any]:
+    ) -> Batch:
         """This process's slice of the global batch of `batch_size` examples at `step`."""
         start, stop = local_slice(step, batch_size, process_index, process_count)
         return self.take(start, stop, executor=executor)
 
-    def take(self, start: int, stop: int, *, executor: Executor | None = None) -> dict[str, Any]:
+    def take(self, start: int, stop: int, *, executor: Executor | None = None) -> Batch:
         """The examples at positions start .. stop of the endless order; [0, size) is the first epoch."""
         if not 0 <= start < stop:
             raise ValueError(f"positions must satisfy 0 <= start < stop, got {start} .. {stop}")
@@ -83,7 +75,7 @@ def local_slice(step: int, batch_size: int, process_index: int = 0, process_coun
         near = max(1, round(batch_size / process_count)) * process_count
         raise ValueError(
             f"a batch of {batch_size} cannot be split over {process_count} processes; "
-            f"the nearest batch size that can is {near}"
+            f"the nearest batch size that works is {near}"
         )
     share = batch_size // process_count
     start = step * batch_size + process_index * share
@@ -102,25 +94,25 @@ def build(
     resample: str = "bicubic",
     channels: int | None = None,
     control: Sequence[str] = (),
-    caption_text: Any = (),
+    caption_text: Sequence[int] | str | os.PathLike = (),
     pooling: str = "",
     on_corrupt: str = "skip",
     log: Callable[[str], None] | None = None,
 ) -> Dataset:
-    """A dataset over `source`; wrong options and an unusable first example fail here, not at step one.
+    """A dataset over `source`; invalid options and an unreadable first example fail here, not at the first step.
 
-    `image_size` with `crop` (center, global, local, mixed; default center) makes square windows, without it
-    pictures must already agree in size. `control` names what to record (data.CONTROLS). `caption_text` makes
-    conditions of captions: (length, width) by hashed words, or a folder with text.npy [captions + 1 l d]; with
-    pooling="mean" the mean of its tokens is what is pooled of a text. `on_corrupt` is "skip" (replace by the next
-    readable example of the epoch, count, name each file once through `log`) or "stop".
+    `image_size` with `crop` (center, global, local, mixed; default center) makes square crops, without it all images
+    must have one size. `control` lists the metadata to record (conditions.CONTROLS). `caption_text` embeds captions:
+    (length, width) by hashed words, or a folder with text.npy [captions + 1 l d]; pooling="mean" makes the pooled
+    embedding the mean over tokens. `on_corrupt` is "skip" (replace by the next readable example of the epoch, count,
+    log each file once) or "stop".
     """
     control = (control,) if isinstance(control, str) else tuple(control)
     _check(source, seed, image_size, crop, control, on_corrupt)
     if source.latent is not None and (image_size is not None or flip or channels is not None or control):
         raise ValueError(
-            f"dataset {source.name!r} holds latents, which cannot be cut or mirrored: drop image_size, crop, flip, "
-            "channels and control, and encode the mirror images too"
+            f"dataset {source.name!r} holds latents, which cannot be cropped or flipped: remove image_size, crop, "
+            "flip, channels and control, and encode flipped images too"
         )
     transform = transforms.check(
         Transform(image_size, crop or "center", local_share, flip, resample, channels or source.channels)
@@ -135,34 +127,57 @@ def build(
         shape = first_shape(source, reader, transform)
         fetch = per_example(source, reader, look_up, transform, shape, control, seed)
     if pooling and not caption_text:
-        raise ValueError(f"pooling={pooling!r} pools the tokens of captions: set caption_text too")
-    texts = embed(source.captions, caption_text, pooling) if caption_text else None
-    none = texts.rows(np.array([len(source.captions)])) if texts else {}
-    return Dataset(
+        raise ValueError(f"pooling={pooling!r} pools embedded captions: set caption_text too")
+    captions = embed(source.captions, caption_text, pooling) if caption_text else None
+    if captions is not None:
+        fetch = with_text(fetch, captions)
+    null = {**source.null, **(captions.null if captions else {})}
+    dataset = Dataset(
         name=source.name,
+        shape=tuple(shape),
         size=source.size,
-        image_shape=shape,
-        seed=seed,
         fingerprint=source.fingerprint,
-        fetch=with_text(fetch, texts) if texts else fetch,
-        num_classes=source.num_classes,
         class_names=source.class_names,
-        captions=source.captions,
-        null={**source.null, **{name: rows[0] for name, rows in none.items()}},
-        encode=texts.encode if texts else None,
-        judge=source.judge,
+        signals={**_signals(source.num_classes, null, control), **source.signals},
         latent=source.latent,
+        text=captions.encoder if captions else None,
+        fetch=fetch,
+        seed=seed,
+        captions=source.captions,
+        judge=source.judge,
         in_memory=whole,
         corrupt=corrupt,
     )
+    if not null:
+        return dataset
+    return _with_examples(dataset, fetch(range(_EXAMPLES if whole else _FEW), None))
+
+
+_EXAMPLES, _FEW = 64, 16  # examples whose text is kept for sampling: in memory, from files
+
+
+def _signals(num_classes: int, null: Mapping[str, np.ndarray], control: Sequence[str]) -> dict[str, Signal]:
+    """The signals of the examples: their class, text with these null values, control metadata."""
+    signals = {"label": label_signal(num_classes)} if num_classes else {}
+    signals |= {name: Signal(value.shape, str(value.dtype), value) for name, value in null.items()}
+    return signals | {name: Signal((CONTROLS[name],), group=CONTROL) for name in control}
+
+
+def _with_examples(dataset: Dataset, batch: Batch) -> Dataset:
+    """The dataset with the text of its first examples."""
+    rows: Batch = {name: np.asarray(batch[name]) for name in ("text", "text_mask", "pooled") if name in batch}
+    captions: tuple[str, ...] = ()
+    if dataset.captions and "caption_id" in batch:
+        captions = tuple(dataset.captions[i] for i in batch["caption_id"])
+    return dataclasses.replace(dataset, example_captions=captions, example_text=rows)
 
 
 def _check(
     source: Source, seed: int, image_size: int | None, crop: str | None, control: tuple[str, ...], on_corrupt: str
 ) -> None:
-    pick({"skip": 0, "stop": 0}, on_corrupt, "on_corrupt policy")
+    choose(on_corrupt, ("skip", "stop"), "on_corrupt policy")
     for name in control:
-        pick(CONTROLS, name, "control")
+        choose(name, CONTROLS, "control")
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be in [0, 2**32), got {seed}")
     if crop is not None and image_size is None:

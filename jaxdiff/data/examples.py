@@ -1,4 +1,4 @@
-"""Sources of examples, and the two ways to fetch them: whole batches from memory, or one by one with a transform.
+"""Sources of examples and two ways to fetch them: batches from memory, or single examples with a transform.
 
 Both are functions of positions in the endless order and of the seed alone.
 """
@@ -9,17 +9,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Shaped
 
+from jaxdiff.conditions import Signal
 from jaxdiff.data import transforms
-from jaxdiff.data.order import Order, coins
+from jaxdiff.data.order import Order, random_flips
 from jaxdiff.data.transforms import CorruptImage, Transform
 
-Fetch = Callable[[range, Executor | None], dict[str, Any]]
-Reader = Callable[[int], dict[str, Any] | None]
+Batch: TypeAlias = dict[str, np.ndarray]  # arrays with one row per example
+Example: TypeAlias = dict[str, Any]  # image, label, caption_id, control values
+Fetch = Callable[[range, Executor | None], Batch]
+Reader = Callable[[int], Example | None]
 REDRAW = 2**40  # position + k * REDRAW is the k-th replacement for a corrupt example at that position
 MAX_REDRAWS = 100
 
@@ -27,17 +30,18 @@ MAX_REDRAWS = 100
 class Source(NamedTuple):
     """Examples by index: `read(i)` gives {"image": uint8 or float32 [h w c], "label": int, "caption_id": int}.
 
-    `read` raises CorruptImage when it cannot, and leaves out the keys it has no values for.
-    `arrays` holds the same keys for all examples at once when they are in memory. Without labels num_classes is 0.
-    `describe(i)` names an example in messages; `channels` is what pictures become unless the user says otherwise,
-    None leaves them as stored. `null` holds what stands for "no condition", by key, where the data know it.
-    `judge(images, captions)` tells how well pictures follow captions, where that can be read from them. `latent`
-    holds the scale and shift of latents in place of images: any floats, of which no window or mirror image is taken.
+    `read` raises CorruptImage if it fails, and omits keys without values.
+    `arrays` holds the same keys for all examples if they are in memory. num_classes is 0 for unlabelled data.
+    `describe(i)` names an example in messages; `channels` is the default number of channels, None that of the files.
+    `null` holds null values by key, where the data define them. `judge(images, captions)` measures how well images
+    match captions, where that can be computed. `latent` is the (scale, shift) of latents, which are neither cropped
+    nor flipped.
+    `signals` declares further conditions that `read` returns.
     """
 
     name: str
     size: int
-    read: Callable[[int], dict[str, Any]]
+    read: Callable[[int], Example]
     describe: Callable[[int], str]
     fingerprint: str
     channels: int | None = None
@@ -47,7 +51,8 @@ class Source(NamedTuple):
     arrays: Mapping[str, np.ndarray] = MappingProxyType({})
     null: Mapping[str, np.ndarray] = MappingProxyType({})
     judge: Callable[[np.ndarray, Sequence[str]], dict[str, float]] | None = None
-    latent: Mapping[str, float] | None = None
+    latent: tuple[float, float] | None = None
+    signals: Mapping[str, Signal] = MappingProxyType({})
 
 
 def to_float(images: Shaped[np.ndarray, "b ..."]) -> Float32[np.ndarray, "b ..."]:
@@ -61,7 +66,7 @@ def to_float(images: Shaped[np.ndarray, "b ..."]) -> Float32[np.ndarray, "b ..."
 
 
 def widen(values: np.ndarray) -> np.ndarray:
-    """Half precision as float32; other kinds as they are."""
+    """Half precision as float32; other dtypes unchanged."""
     return values.astype(np.float32) if values.dtype == np.float16 else values
 
 
@@ -69,13 +74,13 @@ def widen(values: np.ndarray) -> np.ndarray:
 
 
 def keeps_frame(source: Source, transform: Transform, control: tuple[str, ...]) -> bool:
-    """Whether pictures in memory are used whole, so that batches can be gathered without touching single examples."""
+    """Whether images in memory are used uncropped, so that batches can be gathered by one indexing operation."""
     shape = source.arrays["image"].shape[1:]
     if len(shape) != 3:
         if transform.size is not None or transform.flip or control or transform.channels is not None:
             raise ValueError(
-                f"dataset {source.name!r} holds points of shape {shape}, not pictures: "
-                "drop image_size, crop, flip, channels and control"
+                f"dataset {source.name!r} holds points of shape {shape}, not images: "
+                "remove image_size, crop, flip, channels and control"
             )
         return True
     same_size = transform.size is None or shape[:2] == (transform.size, transform.size)
@@ -83,25 +88,25 @@ def keeps_frame(source: Source, transform: Transform, control: tuple[str, ...]) 
 
 
 def gather(source: Source, look_up: Order, flip: bool, control: tuple[str, ...], seed: int) -> Fetch:
-    """Whole batches by one indexing operation: over ten times faster than example by example."""
+    """Batches by one indexing operation: over ten times faster than single examples."""
 
-    def fetch(positions: range, executor: Executor | None) -> dict[str, Any]:
+    def fetch(positions: range, executor: Executor | None) -> Batch:
         where = np.arange(positions.start, positions.stop)
         indices = look_up(where)
-        batch: dict[str, Any] = {key: widen(values[indices]) for key, values in source.arrays.items()}
-        flipped = coins(seed, where) if flip else np.zeros(len(where), bool)
+        batch: Batch = {key: widen(values[indices]) for key, values in source.arrays.items()}
+        flipped = random_flips(seed, where) if flip else np.zeros(len(where), bool)
         if flip:
             batch["image"][flipped] = batch["image"][flipped][:, :, ::-1]
         batch["image"] = to_float(batch["image"])
         if control:
-            batch["control"] = _whole_record(batch["image"].shape[1:3], flipped, control)
+            batch |= _whole_record(batch["image"].shape[1:3], flipped, control)
         return batch
 
     return fetch
 
 
 def _whole_record(size: tuple[int, int], flipped: np.ndarray, control: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The control values of pictures that were not cut: all alike but for the flip."""
+    """The control values of uncropped images, which differ only in the flip."""
     alike = {"original_size": size, "crop": (0, 0), "aspect": (size[1] / size[0],), "resized_size": size}
     values = {name: np.tile(np.asarray(value, np.float32), (len(flipped), 1)) for name, value in alike.items()}
     values["flip"] = flipped[:, None].astype(np.float32)
@@ -119,9 +124,9 @@ def reader_of(source: Source, skip: bool, corrupt: dict[str, int], log: Callable
         with lock:
             corrupt[name] = corrupt.get(name, 0) + 1
             if corrupt[name] == 1:
-                log(f"{error}; skipped, another example takes its place")
+                log(f"{error}; skipped, replaced by another example")
 
-    def read(index: int) -> dict[str, Any] | None:
+    def read(index: int) -> Example | None:
         try:
             example = source.read(index)
         except CorruptImage as error:
@@ -139,7 +144,7 @@ def reader_of(source: Source, skip: bool, corrupt: dict[str, int], log: Callable
 
 
 def bad_label(label: int, name: str, num_classes: int) -> str:
-    """The message for a label that is no class."""
+    """The message for an invalid label."""
     allowed = f"labels of {num_classes} classes lie in [0, {num_classes})"
     return f"{name} has label {label}, but {allowed}; correct the label or num_classes"
 
@@ -168,7 +173,7 @@ def per_example(
     control: tuple[str, ...],
     seed: int,
 ) -> Fetch:
-    """Grain's random-access pipeline, one example at a time; `random_map` seeds its generator by (seed, position)."""
+    """Grain's random-access pipeline, one example at a time; `random_map` seeds its generator with (seed, position)."""
     import grain
 
     def example_at(position: int) -> int:
@@ -176,38 +181,37 @@ def per_example(
         slot = position % source.size
         return int(look_up(np.asarray([position - slot + (slot + redraw) % source.size]))[0])
 
-    def augment(example: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    def augment(example: Example, rng: np.random.Generator) -> Example:
         name = source.describe(example["index"])
         image, record = transforms.apply(transform, example["image"], rng, name)
         if image.shape != shape:
             raise ValueError(
                 f"{name} has shape {image.shape} where the first example of {source.name!r} has {shape}; "
-                "set image_size= (with crop=) to bring pictures to one size, channels=1 or 3 to one colour mode"
+                "set image_size= (with crop=) to resize images to one size, channels=1 or 3 for one colour mode"
             )
-        return {**example, "image": image, "control": record}
+        return {**example, "image": image, **record}
 
     pipeline = grain.MapDataset.range(2**62).seed(seed).map(example_at).map(reader).random_map(augment)
 
-    def one(position: int) -> dict[str, Any]:
+    def one(position: int) -> Example:
         for redraw in range(min(source.size, MAX_REDRAWS)):
             example = pipeline[position + redraw * REDRAW]
             if example is not None:
                 return example
         raise CorruptImage(_all_corrupt(source, example_at(position)))
 
-    def fetch(positions: range, executor: Executor | None) -> dict[str, Any]:
-        return _collate(list((executor.map if executor else map)(one, positions)), control)
+    def fetch(positions: range, executor: Executor | None) -> Batch:
+        examples = executor.map(one, positions) if executor else map(one, positions)
+        return _collate(list(examples), (*control, *source.signals))
 
     return fetch
 
 
-def _collate(examples: list[dict[str, Any]], control: tuple[str, ...]) -> dict[str, Any]:
-    batch: dict[str, Any] = {"image": to_float(np.stack([example["image"] for example in examples]))}
+def _collate(examples: list[Example], signals: tuple[str, ...]) -> Batch:
+    batch: Batch = {"image": to_float(np.stack([example["image"] for example in examples]))}
     for key in ("label", "caption_id"):
         if key in examples[0]:
             batch[key] = np.asarray([example[key] for example in examples], np.int32)
-    if control:
-        batch["control"] = {
-            name: np.asarray([example["control"][name] for example in examples], np.float32) for name in control
-        }
+    for name in signals:
+        batch[name] = np.asarray([example[name] for example in examples], np.float32)
     return batch

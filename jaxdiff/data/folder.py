@@ -1,4 +1,4 @@
-"""A folder of pictures: one class per sub-folder, or flat, with captions if there is a captions file."""
+"""A folder of images: one class per sub-folder, or flat, with captions if there is a captions file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from jaxdiff.data.examples import Source
+from jaxdiff.data.examples import Example, Source
 from jaxdiff.data.transforms import decode
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -18,30 +17,30 @@ CAPTION_FILES = ("captions.json", "captions.csv", "captions.tsv")
 
 
 def folder(path: str | os.PathLike, *, captions: str | os.PathLike | None = None) -> Source:
-    """Pictures below `path`, in the order of their names. Sub-folders are classes, numbered by sorted name.
+    """Images below `path`, in the order of their names. Sub-folders are classes, numbered by sorted name.
 
     Captions come from `captions`, or from a captions.json {file: caption} or captions.csv / .tsv (file, caption) in
-    the folder; files are named relative to it. Pictures become RGB unless channels=1 is asked for.
+    the folder; files are named relative to it. Images become RGB unless channels=1.
     """
     root = Path(path)
     if not root.is_dir():
         raise FileNotFoundError(f"no image folder at {root}; tried {root.resolve()}")
-    found = sorted(_pictures(root, ""))
+    found = sorted(_image_files(root, ""))
     if not found:
         raise ValueError(
-            f"no pictures in {root.resolve()} or its sub-folders; looked for files ending in {' '.join(SUFFIXES)}"
+            f"no images in {root.resolve()} or its sub-folders; looked for files ending in {' '.join(SUFFIXES)}"
         )
     files = [file for file, _ in found]
     classes = _classes(root, files)
-    texts, caption_ids = _captions(root, files, captions)
+    unique, caption_ids = _captions(root, files, captions)
     labels = {name: number for number, name in enumerate(classes)}
 
-    def read(index: int) -> dict[str, Any]:
+    def read(index: int) -> Example:
         file = files[index]
-        example: dict[str, Any] = {"image": decode((root / file).read_bytes(), str(root / file))}
+        example: Example = {"image": decode((root / file).read_bytes(), str(root / file))}
         if classes:
             example["label"] = labels[file.split("/", 1)[0]]
-        if texts:
+        if unique:
             example["caption_id"] = caption_ids[index]
         return example
 
@@ -50,35 +49,35 @@ def folder(path: str | os.PathLike, *, captions: str | os.PathLike | None = None
         size=len(files),
         read=read,
         describe=lambda index: str(root / files[index]),
-        fingerprint=hashlib.sha256(json.dumps([found, texts, caption_ids]).encode()).hexdigest(),
+        fingerprint=hashlib.sha256(json.dumps([found, unique, caption_ids]).encode()).hexdigest(),
         channels=3,
         num_classes=len(classes),
         class_names=classes,
-        captions=texts,
+        captions=unique,
     )
 
 
-def _pictures(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
-    """(relative name with /, bytes) of every picture, hidden files and folders aside."""
+def _image_files(folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
+    """(relative name with /, bytes) of every image, except hidden files and folders."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                yield from _pictures(Path(entry.path), f"{prefix}{entry.name}/")
+                yield from _image_files(Path(entry.path), f"{prefix}{entry.name}/")
             elif entry.name.lower().endswith(SUFFIXES):
                 yield prefix + entry.name, entry.stat().st_size
 
 
 def _classes(root: Path, files: list[str]) -> tuple[str, ...]:
-    """The sub-folders that hold pictures; none for a flat folder. A mixture of both has no right answer."""
+    """The sub-folders that hold images; none for a flat folder. Both at once is ambiguous."""
     loose = [file for file in files if "/" not in file]
     if len(loose) == len(files):
         return ()
     if loose:
         raise ValueError(
-            f"{root.resolve()} has pictures of its own ({loose[0]!r} and {len(loose) - 1} more) beside class folders; "
-            "move them into a class folder, or all pictures into one flat folder"
+            f"{root.resolve()} has images ({loose[0]!r} and {len(loose) - 1} more) next to class folders; "
+            "move them into a class folder, or all images into one flat folder"
         )
     return tuple(sorted({file.split("/", 1)[0] for file in files}))
 
@@ -87,8 +86,10 @@ def _classes(root: Path, files: list[str]) -> tuple[str, ...]:
 
 
 def _captions(root: Path, files: list[str], given: str | os.PathLike | None) -> tuple[tuple[str, ...], list[int]]:
-    """The different captions in order of appearance, and each picture's number among them."""
-    paths = [Path(given)] if given is not None else [root / name for name in CAPTION_FILES if (root / name).is_file()]
+    """The distinct captions in order of appearance, and the index of each image's caption."""
+    paths = [root / name for name in CAPTION_FILES if (root / name).is_file()]
+    if given is not None:
+        paths = [Path(given)]
     if not paths:
         return (), []
     if not paths[0].is_file():
@@ -97,7 +98,7 @@ def _captions(root: Path, files: list[str], given: str | os.PathLike | None) -> 
     missing = [file for file in files if file not in table]
     if missing:
         some = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
-        raise ValueError(f"{paths[0]} has no caption for {len(missing)} of {len(files)} pictures: {some}")
+        raise ValueError(f"{paths[0]} has no caption for {len(missing)} of {len(files)} images: {some}")
     numbers: dict[str, int] = {}
     ids = [numbers.setdefault(table[file], len(numbers)) for file in files]
     return tuple(numbers), ids
@@ -117,6 +118,6 @@ def _read_captions(path: Path) -> dict[str, str]:
         if len(row) != 2:
             raise ValueError(
                 f"row {number + 1} of {path} has {len(row)} fields, not file and caption; "
-                "quote captions that hold the separator"
+                "quote captions that contain the separator"
             )
-    return dict(rows)  # a heading names no picture, so it does no harm
+    return dict(rows)  # a header row matches no image

@@ -1,12 +1,12 @@
-"""A text encoder without weights, for tests and examples: random vectors that a hash of each word chooses.
+"""A text encoder without weights, for tests and examples: a random vector per word, seeded by a hash.
 
     noise   r(name): uniform numbers of mean 0 and variance 1, the bits of a hash of the name
-    word    v(w) = sum over w itself and its letter triples g of r(g) / sqrt(how many)
-    text    one row a word after a row for the start: (v(w) + r(place)) / sqrt(2)
-    pooled  sum over words and pairs of neighbours of their vectors / sqrt(how many), so that order counts
+    word    v(w) = sum over w and its letter trigrams g of r(g) / sqrt(count)
+    text    a start row, then one row per word: (v(w) + r(position)) / sqrt(2)
+    pooled  sum over words and adjacent pairs of their vectors / sqrt(count), so that order matters
 
-The same word has the same vector in every text and process, words that share letters have similar ones, and nothing is
-known of meaning.
+A word has the same vector in every prompt and process, words that share letters have similar vectors, and meaning plays
+no part.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float32
 
-START = "\n"  # no word: splitting never leaves one
+START = "\n"  # never a word
 
 
-def hashed_text(texts: Sequence[str], length: int, width: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """`text` [n length width], `text_mask` [n length] and `pooled` [n width] of each text, as conditions want them.
+def hashed_text(prompts: Sequence[str], length: int, width: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """`text` [n length width], `text_mask` [n length] and `pooled` [n width] of the prompts.
 
-    An empty text is its start alone, so the mask always shows something. With "" as the last text these are the tables
-    of the data source `prompts`. Letter case does not count, punctuation marks are words.
+    An empty prompt is the start token alone, so no mask is empty. With "" as the last prompt these are the tables of
+    the data source `prompts`. Case is ignored, punctuation marks are words.
     """
-    if isinstance(texts, str):
-        raise ValueError(f"hashed_text takes a list of texts, got one string; give [{texts!r}]")
-    if not len(texts) or length < 1 or width < 1:
-        raise ValueError(f"hashed_text needs texts, a length and a width, got {len(texts)} texts, {length=}, {width=}")
-    rows = [[START, *split(text)] for text in texts]
+    if isinstance(prompts, str):
+        raise ValueError(f"hashed_text takes a list of prompts, got one string; pass [{prompts!r}]")
+    if not len(prompts) or length < 1 or width < 1:
+        raise ValueError(
+            f"hashed_text needs prompts, length and width >= 1, got {len(prompts)} prompts, {length=}, {width=}"
+        )
+    rows = [[START, *split(text)] for text in prompts]
     counts = np.array([len(words) for words in rows])
     if counts.max(initial=0) > length:
         worst = int(counts.argmax())
         raise ValueError(
-            f"{texts[worst]!r} has {counts[worst]} tokens, its start counted, more than length={length}; raise it or "
-            "shorten the text"
+            f"{prompts[worst]!r} has {counts[worst]} tokens with the start token, more than length={length}; raise it "
+            "or shorten the prompt"
         )
     places = np.stack([_noise(f"{START}{i}", width, seed) for i in range(length)])
     table = np.zeros((len(rows), length, width), np.float32)
@@ -69,6 +71,6 @@ def _word(word: str, width: int, seed: int) -> Float32[np.ndarray, " d"]:
 
 
 def _noise(name: str, width: int, seed: int) -> Float32[np.ndarray, " d"]:
-    """Uniform of variance 1, from a hash as long as it takes."""
+    """Uniform of variance 1, from an extendable hash."""
     bits = np.frombuffer(hashlib.shake_128(f"{seed} {name}".encode()).digest(4 * width), "<u4")
     return ((bits / 2.0**31 - 1) * 3**0.5).astype(np.float32)

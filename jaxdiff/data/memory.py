@@ -3,64 +3,57 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdiff.data.examples import Source, bad_label
-from jaxdiff.data.prompts import texts
-from jaxdiff.errors import pick
+from jaxdiff.data.prompts import from_tables
+from jaxdiff.errors import choose
 
 TEST_DIGITS = 297  # leaves 1,500 for training
 
 
 def digits(split: str = "all") -> Source:
-    """1,797 handwritten digits of 8 x 8 pixels with 17 grey levels, from scikit-learn's package data.
+    """1,797 handwritten digits of 8 x 8 pixels with 17 grey levels.
 
-    `split` is "all", "train" (1,500) or "test" (297), cut by one fixed permutation.
+    `split` is "all", "train" (1,500) or "test" (297), by one fixed permutation. They are the test part of "Optical
+    Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI Machine Learning Repository, 1998, CC BY 4.0,
+    archive.ics.uci.edu/dataset/80), stored unchanged in the order in which scikit-learn distributes them.
     """
-    pick({"all": 0, "train": 0, "test": 0}, split, "split of the digits")
-    table = _digits_table()
-    cut = {"all": slice(None), "train": slice(TEST_DIGITS, None), "test": slice(TEST_DIGITS)}[split]
-    table = table[np.sort(np.random.RandomState(0).permutation(len(table))[cut])]
-    images = table[:, :64].reshape(-1, 8, 8, 1) / np.float32(8) - np.float32(1)
+    choose(split, ("all", "train", "test"), "split of the digits")
+    with np.load(Path(__file__).with_name("digits.npz")) as stored:
+        images, labels = stored["images"], stored["labels"]
+    part = {"all": slice(None), "train": slice(TEST_DIGITS, None), "test": slice(TEST_DIGITS)}[split]
+    rows = np.sort(np.random.RandomState(0).permutation(len(labels))[part])
     name = "digits" if split == "all" else f"digits/{split}"
-    return in_memory(name, images, table[:, 64], class_names=tuple("0123456789"))
-
-
-def _digits_table() -> np.ndarray:
-    """[1797, 65]: 64 pixels in 0..16 and the label. Read from the file: importing sklearn takes over a second."""
-    package = importlib.util.find_spec("sklearn")
-    if package is None or package.submodule_search_locations is None:
-        raise ModuleNotFoundError("the digits are part of scikit-learn's package data; pip install scikit-learn")
-    path = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
-    return np.loadtxt(path, delimiter=",", dtype=np.uint8)
+    scaled = images[rows, :, :, None] / np.float32(8) - np.float32(1)
+    return in_memory(name, scaled, labels[rows], class_names=tuple("0123456789"))
 
 
 def arrays(
     images: np.ndarray | str | os.PathLike,
-    labels: Any = None,
+    labels: ArrayLike | None = None,
     *,
     num_classes: int = 0,
     class_names: Iterable[str] | None = None,
-    caption_ids: Any = None,
+    caption_ids: ArrayLike | None = None,
     captions: Iterable[str] | None = None,
     name: str = "arrays",
 ) -> Source:
     """Images [n h w c] or [n h w] in memory, uint8 or float in [-1, 1]; or an .npz file with these names as keys.
 
-    `name` is what reports show. Latents are no images: for them there is the source `latents`.
+    `name` is shown in reports. For latents use the source `latents`.
     """
     if isinstance(images, (str, os.PathLike)):
         if labels is not None or caption_ids is not None:
             raise ValueError(
-                "give labels and caption_ids inside the .npz file (keys 'labels', 'caption_ids'), not beside it"
+                "put labels and caption_ids in the .npz file (keys 'labels', 'caption_ids') instead of passing them"
             )
-        stored: dict[str, Any] = _read_npz(Path(images))
+        stored: dict[str, np.ndarray] = _read_npz(Path(images))
         images, labels, caption_ids = stored["images"], stored.get("labels"), stored.get("caption_ids")
         class_names = stored.get("class_names", ()) if class_names is None else class_names
         captions = stored.get("captions", ()) if captions is None else captions
@@ -76,7 +69,7 @@ def arrays(
 
 
 def blank(shape: Sequence[int], *, num_classes: int = 0, text: Sequence[int] = ()) -> Source:
-    """No data: zeros of one shape, for methods that draw their own, such as SFD; samples cannot be evaluated.
+    """No data: zeros of one shape, for methods that need none, such as SFD; samples cannot be evaluated.
 
     `text` = (tokens, width) adds text embeddings, fixed random numbers.
     """
@@ -84,7 +77,7 @@ def blank(shape: Sequence[int], *, num_classes: int = 0, text: Sequence[int] = (
         raise ValueError(f"blank needs the shape of an image, for example (32, 32, 3), got {shape} and {num_classes=}")
     if text:
         table = np.random.default_rng(0).normal(size=(9, *text)).astype(np.float32)
-        return texts("blank", {"text": table}, shape, "blank")
+        return from_tables("blank", {"text": table}, shape, "blank")
     images = np.zeros(
         (max(num_classes, 1), *(int(side) for side in shape)), np.uint8 if len(shape) == 3 else np.float32
     )
@@ -133,13 +126,13 @@ def _strings(values: Iterable[str] | None) -> tuple[str, ...]:
 def in_memory(
     name: str,
     images: np.ndarray,
-    labels: Any = None,
+    labels: ArrayLike | None = None,
     num_classes: int = 0,
     class_names: tuple[str, ...] = (),
-    caption_ids: Any = None,
+    caption_ids: ArrayLike | None = None,
     captions: tuple[str, ...] = (),
 ) -> Source:
-    """A source over arrays of one length, labels and caption ids checked before anything is drawn from them."""
+    """A source over arrays of one length; labels and caption ids are validated."""
     columns = {"image": images}
     if labels is not None:
         labels = np.asarray(labels)
@@ -170,9 +163,7 @@ def _check_ids(name: str, ids: np.ndarray, size: int, count: int, what: str) -> 
     bad = np.flatnonzero((ids < 0) | (ids >= count))
     if len(bad):
         where = f"example {bad[0]} of {name} (and {len(bad) - 1} more)"
-        raise ValueError(
-            bad_label(int(ids[bad[0]]), where, count)
-            if what == "label"
-            else f"{where} has {what} {ids[bad[0]]}, but there are {count} captions"
-        )
+        if what == "label":
+            raise ValueError(bad_label(int(ids[bad[0]]), where, count))
+        raise ValueError(f"{where} has {what} {ids[bad[0]]}, but there are {count} captions")
     return ids.astype(np.int32)

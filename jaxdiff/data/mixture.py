@@ -1,13 +1,13 @@
-"""Points of Gaussian mixtures, whose exact denoiser is known: `denoisers.gaussian_mixture(means, std)`."""
+"""Points drawn from Gaussian mixtures, whose exact denoiser is `denoisers.gaussian_mixture(means, std)`."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdiff.data.examples import Source
 from jaxdiff.data.memory import in_memory
@@ -39,7 +39,7 @@ MIXTURES: dict[str, tuple[Callable[[int], np.ndarray], int, int]] = {
 
 
 def mixture_means(preset: str = "grid", dim: int = 2) -> np.ndarray:
-    """The means [k d] of a preset: with its std they make `denoisers.gaussian_mixture`, the exact answer to learn."""
+    """The means [k d] of a preset: with its std the arguments of `denoisers.gaussian_mixture`."""
     place, low, high = pick(MIXTURES, preset, "mixture preset")
     if not low <= dim <= high:
         raise ValueError(
@@ -49,7 +49,12 @@ def mixture_means(preset: str = "grid", dim: int = 2) -> np.ndarray:
 
 
 def mixture_components(
-    preset: str = "grid", *, dim: int = 2, std: float | Sequence[float] = 0.05, means: Any = None, weights: Any = None
+    preset: str = "grid",
+    *,
+    dim: int = 2,
+    std: float | Sequence[float] = 0.05,
+    means: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Means [k d], stds [k] and weights [k] of a `mixture` source: what `denoisers.gaussian_mixture` takes."""
     means = mixture_means(preset, dim) if means is None else np.asarray(means, np.float64)
@@ -71,14 +76,14 @@ def mixture(
     *,
     dim: int = 2,
     std: float | Sequence[float] = 0.05,
-    means: Any = None,
-    weights: Any = None,
+    means: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
     count: int = 50_000,
     draw: int = 0,
 ) -> Source:
     """`count` points of a Gaussian mixture, `image` of shape [d] and `label` the component; not bounded by [-1, 1].
 
-    `means` [k d] replaces the preset; `std` is one value or one per component; `draw` picks another sample.
+    `means` [k d] replaces the preset; `std` is one value or one per component; `draw` is the seed.
     """
     name = f"mixture/{preset}" if means is None else "mixture/custom"
     if count < 1:

@@ -1,8 +1,8 @@
-"""Which example stands at which position of the endless, epoch-wise reshuffled order: a pure function of the seed.
+"""The example at each position of the endless order, reshuffled every epoch: a pure function of the seed.
 
 Epochs are shuffled by a whole permutation, not by a per-index cipher: Grain 0.2.18's `shuffle` costs about 20
-microseconds an index and leaves one epoch in a few hundred of a ten-example set unshuffled. NumPy promises that
-`RandomState` streams never change, so an order survives an upgrade in the middle of a run.
+microseconds per index and leaves one epoch in a few hundred of a ten-example set unshuffled. NumPy guarantees that
+`RandomState` streams never change, so upgrading it in the middle of a run keeps the order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def order(size: int, seed: int, shuffle: bool = True) -> Order:
     """A function from positions (int64, any shape, no upper end) to example indices in [0, size)."""
     if not shuffle:
         return lambda positions: positions % size
-    lock = threading.Lock()  # without it every decoding thread would draw the new epoch's permutation
+    lock = threading.Lock()  # otherwise every decoding thread would compute the new epoch's permutation
 
     @functools.lru_cache(maxsize=2)  # batches straddle at most one epoch border, unless the set is tiny
     def permutation(epoch: int) -> np.ndarray:
@@ -40,7 +40,7 @@ def order(size: int, seed: int, shuffle: bool = True) -> Order:
     return look_up
 
 
-def coins(seed: int, positions: np.ndarray) -> np.ndarray:
+def random_flips(seed: int, positions: np.ndarray) -> np.ndarray:
     """A fair 0/1 per position, each a hash of (seed, position): splitmix64's finaliser, vectorised."""
     start = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point

@@ -1,4 +1,4 @@
-"""Batches of the coming steps, prepared in a background thread."""
+"""Batches of upcoming steps, prepared in a background thread."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 from jaxdiff.data.dataset import Dataset, local_slice
+from jaxdiff.data.examples import Batch
 
 _END = object()
 
 
-class Prefetch(Iterator[dict[str, Any]]):
-    """An iterator over batches, to be closed (or used in `with`); an error of its thread is raised by `next`."""
+class Prefetch(Iterator[Batch]):
+    """An iterator over batches, to be closed (or used in `with`); `next` raises errors of its thread."""
 
     def __init__(
         self, batches: queue.Queue, stop: threading.Event, thread: threading.Thread, executor: ThreadPoolExecutor | None
@@ -27,7 +27,7 @@ class Prefetch(Iterator[dict[str, Any]]):
         # The thread holds no reference to this object: one forgotten without close() is collected and ends it too.
         self._close = weakref.finalize(self, _shut_down, batches, stop, thread, executor)
 
-    def __next__(self) -> dict[str, Any]:
+    def __next__(self) -> Batch:
         if self._last is not None:
             raise self._last
         if not self._close.alive:
@@ -66,9 +66,9 @@ def prefetch(
 ) -> Prefetch:
     """`dataset.batch(s, ...)` for s = start_step, start_step + 1, ... (before `stop_step`), `depth` of them kept ready.
 
-    `workers` threads decode single examples, by default one per core up to eight; sets in memory need none.
+    `workers` threads decode single examples, by default one per core up to eight; data in memory needs none.
     """
-    local_slice(start_step, batch_size, process_index, process_count)  # its complaints belong in this thread
+    local_slice(start_step, batch_size, process_index, process_count)  # raise its errors in this thread
     if depth < 1:
         raise ValueError(f"depth is the number of batches kept ready, at least 1, got {depth}")
     if workers is None:
@@ -108,10 +108,10 @@ def _produce(
 def _shut_down(
     batches: queue.Queue, stop: threading.Event, thread: threading.Thread, executor: ThreadPoolExecutor | None
 ) -> None:
-    """End the threads: the producer may wait in `put`, so the queue is emptied until it is gone."""
+    """Stop the threads: the producer may block in `put`, so the queue is drained until it ends."""
     stop.set()
     if executor is not None:
-        executor.shutdown(wait=False, cancel_futures=True)  # do not decode the rest of a batch nobody wants
+        executor.shutdown(wait=False, cancel_futures=True)  # skip the rest of the batch
     while thread.is_alive():
         with suppress(queue.Empty):
             batches.get(timeout=0.05)

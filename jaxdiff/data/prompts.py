@@ -1,7 +1,7 @@
-"""Prompts without pictures, for distillations that draw their own noise: text embeddings in a folder of .npy files.
+"""Prompts without images, for distillation without data: text embeddings in a folder of .npy files.
 
-text.npy [n+1 l d] is needed; text_mask.npy [n+1 l] and pooled.npy [n+1 d] may stand beside it. Row n, the last, is the
-embedding of no text, which guidance goes away from. The files are mapped, not read: only the rows of a batch are.
+text.npy [n+1 l d] is required, text_mask.npy [n+1 l] and pooled.npy [n+1 d] are optional. The last row, n, is the empty
+prompt, for guidance. The files are memory-mapped: only the rows of a batch are read.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ NAMES = ("text", "text_mask", "pooled")
 
 
 def prompts(path: str, shape: Sequence[int]) -> Source:
-    """One example a prompt; `shape` is that of the images or latents to be made, for example (64, 64, 4)."""
+    """One example per prompt; `shape` is that of the images or latents to generate, for example (64, 64, 4)."""
     tables = read_tables(path)
     rows = len(tables["text"])
     digest = hashlib.sha256(repr([(name, table.shape, str(table.dtype)) for name, table in tables.items()]).encode())
     digest.update(np.ascontiguousarray(tables["text"][:: max(1, rows // 64)]).data)
-    return texts(Path(path).name, tables, shape, digest.hexdigest())
+    return from_tables(Path(path).name, tables, shape, digest.hexdigest())
 
 
 def read_tables(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The folder's tables, mapped, all of as many rows."""
+    """The folder's tables, memory-mapped, all with the same number of rows."""
     folder = Path(path).expanduser()
     if not (folder / "text.npy").is_file():
         raise FileNotFoundError(
@@ -46,10 +46,10 @@ def read_tables(path: str | os.PathLike) -> dict[str, np.ndarray]:
     return tables
 
 
-def texts(name: str, tables: Mapping[str, np.ndarray], shape: Sequence[int], fingerprint: str) -> Source:
-    """A source over tables whose last row stands for no text."""
+def from_tables(name: str, tables: Mapping[str, np.ndarray], shape: Sequence[int], fingerprint: str) -> Source:
+    """A source over tables whose last row is the empty prompt."""
     if not shape or any(int(side) != side or side < 1 for side in shape):
-        raise ValueError(f"prompts need the shape of what they make, for example (64, 64, 4), got {shape}")
+        raise ValueError(f"prompts need the shape of an image or latent, for example (64, 64, 4), got {shape}")
     size = len(tables["text"]) - 1
     blank = np.broadcast_to(np.float32(0), (size, *(int(side) for side in shape)))
     columns = {"image": blank, **{key: table[:size] for key, table in tables.items()}}

@@ -1,8 +1,8 @@
-"""Array records written by `write_array_records`: random access to one large file, nothing pickled.
+"""Array records written by `write_array_records`: random access to one large file, without pickle.
 
 A record is  uint32 length of the header (little endian) | header, JSON | image bytes.  The header holds the image's
-dtype and shape, or {"encoded": true} for the bytes of a picture file, and label and caption id. The last record of
-each file, which the writer cannot know earlier, is JSON alone: format, count, classes, captions, sha256 of the records.
+dtype and shape, or {"encoded": true} for the bytes of an image file, and label and caption id. The last record of
+each file is JSON alone: format, count, classes, captions, sha256 of the records.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import math
 import os
 import struct
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxdiff.data.examples import Source, bad_label
+from jaxdiff.data.examples import Example, Source, bad_label
 from jaxdiff.data.transforms import CorruptImage, decode
 
 FORMAT = "jaxdiff-array-record-1"
@@ -31,17 +31,16 @@ KEYS = {"image", "label", "caption"}
 
 def write_array_records(
     path: str | os.PathLike,
-    examples: Iterable[Mapping[str, Any]],
+    examples: Iterable[Example],
     *,
     num_classes: int = 0,
     class_names: Sequence[str] = (),
-    latent: Mapping[str, float] | None = None,
+    latent: tuple[float, float] | None = None,
 ) -> int:
-    """Write {"image": ..., "label": int, "caption": str} per example; returns how many there were.
+    """Write {"image": ..., "label": int, "caption": str} per example; returns their number.
 
-    An image is a uint8 or float32 [h w c] array or a picture file's bytes. Classes must be said when there are
-    labels. `latent` = {"scale": ..., "shift": ...} marks float32 images as latents in those units. The file appears
-    whole or not at all.
+    An image is a uint8 or float32 [h w c] array or the bytes of an image file. Labels require
+    num_classes or class_names. `latent` = (scale, shift) marks float32 images as latents. Writing is atomic.
     """
     from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -52,12 +51,13 @@ def write_array_records(
     handle, partial = tempfile.mkstemp(dir=path.parent, suffix=SUFFIX)
     os.close(handle)
     try:
-        writer = ArrayRecordWriter(partial, "group_size:1")  # one record a group, or random access reads whole groups
+        writer = ArrayRecordWriter(partial, "group_size:1")  # one record per group: random access reads whole groups
         try:
             end = _write_all(writer, examples, num_classes)
-            classes = {"num_classes": num_classes, "class_names": list(class_names)}
-            marked = {} if latent is None else {"latent": {name: float(value) for name, value in latent.items()}}
-            writer.write(json.dumps({**end, **classes, **marked}).encode())
+            end |= {"num_classes": num_classes, "class_names": list(class_names)}
+            if latent is not None:
+                end["latent"] = {"scale": float(latent[0]), "shift": float(latent[1])}
+            writer.write(json.dumps(end).encode())
         finally:
             writer.close()
         os.replace(partial, path)
@@ -67,8 +67,8 @@ def write_array_records(
     return end["count"]
 
 
-def _write_all(writer: Any, examples: Iterable[Mapping[str, Any]], num_classes: int) -> dict[str, Any]:
-    """The part of the last record that is known when all others are written."""
+def _write_all(writer: Any, examples: Iterable[Example], num_classes: int) -> dict[str, Any]:
+    """Write all examples; the fields of the last record that follow from them."""
     captions: dict[str, int] = {}
     digest, count, keys = hashlib.sha256(), 0, None
     for count, example in enumerate(examples, 1):
@@ -83,8 +83,8 @@ def _write_all(writer: Any, examples: Iterable[Mapping[str, Any]], num_classes: 
     return {"format": FORMAT, "count": count, "captions": list(captions), "sha256": digest.hexdigest()}
 
 
-def _encode(example: Mapping[str, Any], name: str, num_classes: int, captions: dict[str, int]) -> bytes:
-    image, header = example["image"], dict[str, Any]()
+def _encode(example: Example, name: str, num_classes: int, captions: dict[str, int]) -> bytes:
+    image, header = example["image"], Example()
     if isinstance(image, bytes):
         header["encoded"] = True
     else:
@@ -92,14 +92,14 @@ def _encode(example: Mapping[str, Any], name: str, num_classes: int, captions: d
         if image.ndim != 3 or image.dtype not in (np.uint8, np.float32):
             raise ValueError(
                 f"{name} has an image of shape {image.shape} and {image.dtype}; "
-                "store uint8 or float32 [h w c], or a picture file's bytes"
+                "store uint8 or float32 [h w c], or the bytes of an image file"
             )
         header |= {"dtype": str(image.dtype), "shape": image.shape}
         image = image.astype(image.dtype.newbyteorder("<")).tobytes()
     if "label" in example:
         header["label"] = int(example["label"])
         if not num_classes:
-            raise ValueError(f"{name} has a label: say num_classes= or class_names=, so that readers can check labels")
+            raise ValueError(f"{name} has a label: pass num_classes= or class_names=, so that readers can check labels")
         if not 0 <= header["label"] < num_classes:
             raise ValueError(bad_label(header["label"], name, num_classes))
     if "caption" in example:
@@ -108,7 +108,7 @@ def _encode(example: Mapping[str, Any], name: str, num_classes: int, captions: d
     return struct.pack("<I", len(text)) + text + image
 
 
-def _decode(record: bytes, name: str) -> dict[str, Any]:
+def _decode(record: bytes, name: str) -> Example:
     try:
         (length,) = struct.unpack_from("<I", record)
         header = json.loads(record[4 : 4 + length])
@@ -138,7 +138,7 @@ def array_records(path: str | os.PathLike | Sequence[str | os.PathLike]) -> Sour
         for end in ends
     ):
         names = ", ".join(file.name for file in files)
-        raise ValueError(f"the files {names} do not agree on their classes, or on being latents; read them apart")
+        raise ValueError(f"the files {names} differ in their classes, or in being latents; load them separately")
     starts = list(itertools.accumulate((end["count"] for end in ends), initial=0))
     first_caption = list(itertools.accumulate((len(end["captions"]) for end in ends), initial=0))
 
@@ -150,7 +150,7 @@ def array_records(path: str | os.PathLike | Sequence[str | os.PathLike]) -> Sour
         shard, row = place(index)
         return f"record {row} of {files[shard]}"
 
-    def read(index: int) -> dict[str, Any]:
+    def read(index: int) -> Example:
         shard, row = place(index)
         try:
             record = shards[shard][0][row]
@@ -161,6 +161,7 @@ def array_records(path: str | os.PathLike | Sequence[str | os.PathLike]) -> Sour
             example["caption_id"] += first_caption[shard]
         return example
 
+    units = ends[0].get("latent")
     return Source(
         name=f"array_records/{files[0].name}" + (f" +{len(files) - 1}" if len(files) > 1 else ""),
         size=starts[-1],
@@ -170,7 +171,7 @@ def array_records(path: str | os.PathLike | Sequence[str | os.PathLike]) -> Sour
         num_classes=ends[0]["num_classes"],
         class_names=tuple(ends[0]["class_names"]),
         captions=tuple(itertools.chain.from_iterable(end["captions"] for end in ends)),
-        latent=ends[0].get("latent"),
+        latent=None if units is None else (units["scale"], units["shift"]),
     )
 
 
@@ -179,7 +180,7 @@ def _files(path: str | os.PathLike | Sequence[str | os.PathLike]) -> list[Path]:
     if len(paths) == 1 and paths[0].is_dir():
         found = sorted(paths[0].glob(f"*{SUFFIX}"))
         if not found:
-            raise FileNotFoundError(f"no *{SUFFIX} files in {paths[0].resolve()}; data.write_array_records makes them")
+            raise FileNotFoundError(f"no *{SUFFIX} files in {paths[0].resolve()}; write_array_records creates them")
         return found
     for each in paths:
         if not each.is_file():
@@ -188,7 +189,7 @@ def _files(path: str | os.PathLike | Sequence[str | os.PathLike]) -> list[Path]:
 
 
 def _open(file: Path) -> tuple[Any, dict[str, Any]]:
-    """The records and the last one parsed, or an error that says what is wrong with the file."""
+    """The records and the last one, parsed."""
     from grain.sources import ArrayRecordDataSource
 
     try:
@@ -196,7 +197,7 @@ def _open(file: Path) -> tuple[Any, dict[str, Any]]:
         end = json.loads(records[len(records) - 1])
     except (RuntimeError, ValueError) as error:
         raise ValueError(
-            f"{file} is no complete array-record file of data.write_array_records: {error or 'truncated'}"
+            f"{file} is not a complete file of data.write_array_records: {error or 'truncated'}"
         ) from error
     if not isinstance(end, dict) or end.get("format") != FORMAT or end.get("count") != len(records) - 1:
         raise ValueError(

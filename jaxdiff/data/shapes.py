@@ -1,7 +1,7 @@
-"""Captioned pictures made here: two coloured shapes side by side, "a red circle left of a blue square".
+"""Procedural captioned images: two coloured shapes side by side, "a red circle left of a blue square".
 
-What a picture shows can be read back by matching it with every way a shape can be drawn, so how well samples follow
-their captions is a number: `caption_scores`, which needs no network.
+The contents of an image are recovered by matching it against every possible drawing, so `caption_scores` measures how
+well samples match their captions without a network.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import itertools
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
@@ -28,13 +28,13 @@ CAPTIONS = tuple(
     for caption in (f"a {THINGS[left]} left of a {THINGS[right]}", f"a {THINGS[right]} right of a {THINGS[left]}")
 )
 WORDINGS = ("left", "right")
-RADII = (0.15, 0.18)  # of the picture's side
+RADII = (0.15, 0.18)  # of the image's side
 SHIFTS = tuple(itertools.product((-2 / 32, 0.0, 2 / 32), (-1 / 32, 0.0, 1 / 32)))  # of the centre, down and right
-SAMPLES = 4  # per pixel and direction, against jagged edges
+SAMPLES = 4  # per pixel and direction, for antialiasing
 
 
 class Shapes(NamedTuple):
-    """Pictures and what is in them; caption 2 pair and 2 pair + 1 say the same of PAIRS[pair]."""
+    """Images and their contents; captions 2 pair and 2 pair + 1 both describe PAIRS[pair]."""
 
     images: list[np.ndarray]  # uint8 [h w 3]
     pairs: np.ndarray  # int32 [n], an index of PAIRS
@@ -48,9 +48,9 @@ def shape_set(
     wordings: Sequence[str] = WORDINGS,
     things: Sequence[str] = THINGS,
 ) -> Shapes:
-    """`count` pictures of size x size pixels, or of several in turn; picture i depends on (draw, i) and the rest.
+    """`count` images of size x size pixels, or of several in turn; image i depends on (draw, i) and the rest.
 
-    Captions say "left of" or "right of", each as often as `wordings` has it; pictures show two of `things`, all or
+    Captions say "left of" or "right of", with the frequencies of `wordings`; images show two of `things`, all or
     some of THINGS.
     """
     sizes = (size,) if isinstance(size, int) else tuple(size)
@@ -78,14 +78,15 @@ def shapes(
     wordings: Sequence[str] = WORDINGS,
     things: Sequence[str] = THINGS,
 ) -> Source:
-    """The pictures of `shape_set` with captions, and with the pair as a label; several sizes need image_size=."""
+    """The images of `shape_set` with captions, and with the pair as a label; several sizes need image_size=."""
     made = shape_set(count, size, draw, wordings, things)
     alike = len({image.shape for image in made.images}) == 1
     images = np.stack(made.images) if alike else np.zeros((count, 1, 1, 3), np.uint8)
-    texts: dict[str, Any] = {"class_names": CAPTIONS[::2], "caption_ids": made.captions, "captions": CAPTIONS}
-    source = in_memory("shapes", images, made.pairs, **texts)
+    source = in_memory(
+        "shapes", images, made.pairs, class_names=CAPTIONS[::2], caption_ids=made.captions, captions=CAPTIONS
+    )
     if not alike:
-        columns: dict[str, Any] = {**source.arrays, "image": made.images}
+        columns: dict[str, Sequence | np.ndarray] = {**source.arrays, "image": made.images}
         mark = f"{source.fingerprint} {size} {draw}"
         source = source._replace(read=lambda i: {k: v[i] for k, v in columns.items()}, arrays={}, fingerprint=mark)
     return source._replace(judge=caption_scores)
@@ -105,7 +106,7 @@ def _paint(pair: tuple[int, int], size: int, rng: np.random.Generator) -> np.nda
 
 @functools.lru_cache(maxsize=8)
 def _masks(size: int) -> Float[np.ndarray, "shapes places h w"]:
-    """Every way to draw each shape in half a picture: the share of each pixel that it covers."""
+    """Every way to draw each shape in half an image: its coverage of each pixel."""
     fine = (np.arange(size * SAMPLES) + 0.5) / (size * SAMPLES)
     y, x = fine[:, None] - 0.5, fine[None, : size * SAMPLES // 2] - 0.25
     drawn = [
@@ -128,9 +129,9 @@ def _covers(shape: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def read_shapes(images: Float32[np.ndarray, "n h w 3"]) -> Int[np.ndarray, "n 2"]:
-    """The thing on the left and on the right of pictures in [-1, 1]: the drawing that is nearest in squared distance.
+    """The things on the left and right of images in [-1, 1]: the nearest drawing in squared distance.
 
-    With u the half picture less its background b, m a mask and c a colour, |u - m (c - b)|^2 is
+    With u the half image less its background b, m a mask and c a colour, |u - m (c - b)|^2 is
     |u|^2 - 2 sum_k (c - b)_k <m, u_k> + |m|^2 |c - b|^2. The background is the median, shapes being small.
     """
     size = images.shape[1]
@@ -152,7 +153,7 @@ def read_shapes(images: Float32[np.ndarray, "n h w 3"]) -> Int[np.ndarray, "n 2"
 
 
 def parse_caption(caption: str) -> tuple[int, int]:
-    """The things a caption wants on the left and on the right."""
+    """The things on the left and on the right in a caption."""
     found = re.fullmatch(r"an? (\w+ \w+) (left|right) of an? (\w+ \w+)", caption.strip().lower())
     things = (found[1], found[3]) if found else ()
     if not found or any(thing not in THINGS for thing in things):
@@ -165,11 +166,11 @@ def parse_caption(caption: str) -> tuple[int, int]:
 
 
 def caption_scores(images: Float32[np.ndarray, "n h w 3"], captions: Sequence[str]) -> dict[str, float]:
-    """Shares of pictures that follow their captions.
+    """Fractions of images that match their captions.
 
-    `colour` and `shape`: of things that have the right one in the right place; `caption`: of pictures right in all
-    four; `left_right`: of pictures that look more like their caption than like it with left and right exchanged, a
-    half for those in between. Guessing scores 1/4, 1/3, 1/132 and 1/2.
+    `colour` and `shape`: of things with the right one in the right place; `caption`: of images with all
+    four right; `left_right`: of images closer to their caption than to it with left and right swapped, ties counting
+    half. Chance is 1/4, 1/3, 1/132 and 1/2.
     """
     seen, wanted = read_shapes(images), np.asarray([parse_caption(caption) for caption in captions])
     right = [np.stack([part(seen) == part(want) for part in (_colour, _shape)]) for want in (wanted, wanted[:, ::-1])]

@@ -10,13 +10,13 @@ from jaxdiff.data.creatures import creatures
 from jaxdiff.data.dataset import Dataset, build
 from jaxdiff.data.examples import Source
 from jaxdiff.data.folder import folder
-from jaxdiff.data.latent import latents
+from jaxdiff.data.latents import latents
 from jaxdiff.data.memory import arrays, blank, digits
 from jaxdiff.data.mixture import mixture
-from jaxdiff.data.prepared import tfds
 from jaxdiff.data.prompts import prompts
 from jaxdiff.data.records import array_records
 from jaxdiff.data.shapes import shapes
+from jaxdiff.data.tfds import tfds
 from jaxdiff.errors import nearest, pick
 
 SOURCES: dict[str, Callable[..., Source]] = {
@@ -35,7 +35,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
 
 
 def load(source: str, /, **options: Any) -> Dataset:
-    """The dataset `build(SOURCES[source](...), ...)`; each option goes to the one of the two that takes it.
+    """The dataset `build(SOURCES[source](...), ...)`; each option goes to the function that takes it.
 
     load("digits", seed=1)
     load("folder", path="photos", image_size=64, crop="global", flip=True, control=("crop", "flip"))

@@ -1,4 +1,4 @@
-"""Texts to token ids, by the tokenizer.json that public text encoders come with. Nothing is downloaded."""
+"""Prompts to token ids, by the tokenizer.json of public text encoders. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from jaxdiff.errors import nearest
+from jaxdiff.errors import nearest, optional_import
 
 Tokenize = Callable[[Sequence[str]], tuple[Int32[np.ndarray, "b l"], Bool[np.ndarray, "b l"]]]
 PADS = ("<pad>", "[PAD]", "<|endoftext|>")  # of T5, BERT and the first CLIP
 
 
 def tokenizer(path: str | os.PathLike, length: int, pad: str | None = None) -> Tokenize:
-    """A function from texts to (ids [b length], mask [b length]), longer texts cut and shorter ones padded.
+    """A function from prompts to (ids [b length], mask [b length]), truncated or padded to `length`.
 
-    `path` is a tokenizer.json or the folder it lies in. `length` is that of the encoder: 77 for CLIP. The mask is true
-    where a token is not padding. `pad` is the token to pad with, by default that of the file or one of <pad>, [PAD],
+    `path` is a tokenizer.json or its folder. `length` is the encoder's: 77 for CLIP. The mask is false at
+    padding. `pad` is the padding token, by default that of the file or one of <pad>, [PAD],
     <|endoftext|>; the bigG encoder of SDXL and SD3 was trained with "!".
     """
     library = _library()
@@ -41,10 +41,10 @@ def tokenizer(path: str | os.PathLike, length: int, pad: str | None = None) -> T
     rules.enable_truncation(length)
     rules.enable_padding(length=length, pad_id=number, pad_token=pad)
 
-    def tokenize(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        if isinstance(texts, str):
-            raise ValueError(f"a tokenizer takes a list of texts, got one string; give [{texts!r}]")
-        rows = rules.encode_batch(list(texts))
+    def tokenize(prompts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        if isinstance(prompts, str):
+            raise ValueError(f"a tokenizer takes a list of prompts, got one string; give [{prompts!r}]")
+        rows = rules.encode_batch(list(prompts))
         ids, mask = ([getattr(row, name) for row in rows] for name in ("ids", "attention_mask"))
         return np.asarray(ids, np.int32).reshape(-1, length), np.asarray(mask, bool).reshape(-1, length)
 
@@ -52,13 +52,7 @@ def tokenizer(path: str | os.PathLike, length: int, pad: str | None = None) -> T
 
 
 def _library() -> Any:
-    try:
-        import tokenizers
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "tokenizing needs the tokenizers library, which is not installed: pip install 'jaxdiff[text]'"
-        ) from error
-    return tokenizers
+    return optional_import("tokenizers", "tokenizing text", "text")
 
 
 def _read(library: Any, file: Path) -> Any:
@@ -73,5 +67,5 @@ def _pad(rules: Any, file: Path) -> str:
         return rules.padding["pad_token"]
     known = [token for token in PADS if rules.token_to_id(token) is not None]
     if not known:
-        raise ValueError(f"{file} does not say what to pad with and has none of {', '.join(PADS)}; give pad=")
+        raise ValueError(f"{file} defines no padding token and has none of {', '.join(PADS)}; give pad=")
     return known[0]

@@ -1,13 +1,13 @@
-"""Pictures to training windows: decode, resize, crop, flip, with everything done to them recorded for control.
+"""Images to training crops: decode, resize, crop, flip, each recorded as control metadata.
 
-Each crop returns a square window and says where it came from, in the pixels of the picture it was cut from:
+Each crop returns a square window and its position, in pixels of the image it was cropped from:
 
     center   short side resized to `size`, middle window
-    global   short side resized to `size`, window at a random place ("random" is the same)
-    local    window at a random place of the unresized picture
+    global   short side resized to `size`, window at a random place ("random" is an alias)
+    local    window at a random place of the unresized image
     mixed    local with probability `local_share`, else global
 
-The window is cut first and flipped after, so `window[:, ::-1]` of a flipped one is the window at `crop`.
+The window is cropped first, then flipped, so `window[:, ::-1]` of a flipped one is the window at `crop`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
-from jaxdiff.errors import pick
+from jaxdiff.errors import choose
 
-CONTROLS = {"original_size": 2, "crop": 2, "flip": 1, "aspect": 1, "resized_size": 2}
 RESAMPLE = {"area": "BOX", "bilinear": "BILINEAR", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
 
 
@@ -30,7 +29,7 @@ class CorruptImage(ValueError):
 
 
 class Transform(NamedTuple):
-    """What happens to every picture. `size` None leaves the frame alone, `channels` None keeps what is stored."""
+    """Applied to every image. `size` None disables cropping, `channels` None keeps the stored ones."""
 
     size: int | None = None
     crop: str = "center"
@@ -41,9 +40,9 @@ class Transform(NamedTuple):
 
 
 def check(transform: Transform) -> Transform:
-    """The transform itself, or an error about the first field that cannot work."""
-    pick(CROPS, transform.crop, "crop")
-    pick(RESAMPLE, transform.resample, "resample filter")
+    """The transform itself, or an error about its first invalid field."""
+    choose(transform.crop, CROPS, "crop")
+    choose(transform.resample, RESAMPLE, "resample filter")
     if transform.size is not None and transform.size < 1:
         raise ValueError(f"image_size must be a positive number of pixels, got {transform.size}")
     if not 0 <= transform.local_share <= 1:
@@ -75,7 +74,7 @@ def apply(
 
 # ---------------------------------------------------------------------------------------------- crops
 
-Cut = tuple[np.ndarray, tuple[int, int], tuple[int, int]]  # window, size of the picture it was cut from, (top, left)
+Cut = tuple[np.ndarray, tuple[int, int], tuple[int, int]]  # window, size of the cropped image, (top, left)
 
 
 def _window(image: np.ndarray, size: int, top: int, left: int) -> Cut:
@@ -121,7 +120,7 @@ def _random_window(image: np.ndarray, size: int, rng: np.random.Generator) -> Cu
 
 
 def _shrink(transform: Transform, size: int, image: np.ndarray) -> np.ndarray:
-    """The picture with its short side resized to `size`; the long one rounded to whole pixels."""
+    """The image with its short side resized to `size`; the long one rounded to whole pixels."""
     height, width = image.shape[:2]
     scale = size / min(height, width)
     return resize(image, (max(size, round(height * scale)), max(size, round(width * scale))), transform.resample)
@@ -133,7 +132,7 @@ def _shrink(transform: Transform, size: int, image: np.ndarray) -> np.ndarray:
 def resize(
     image: Shaped[np.ndarray, "h w c"], shape: tuple[int, int], resample: str = "bicubic"
 ) -> Shaped[np.ndarray, "h2 w2 c"]:
-    """The picture at `shape` (h, w) by Pillow's antialiased filters; floats stay in [-1, 1]."""
+    """The image at `shape` (h, w) by Pillow's antialiased filters; floats stay in [-1, 1]."""
     if image.shape[:2] == shape:
         return image
     from PIL import Image
@@ -163,7 +162,7 @@ def to_channels(image: np.ndarray, channels: int | None, name: str) -> np.ndarra
 
 
 def decode(data: bytes, name: str) -> UInt8[np.ndarray, "h w c"]:
-    """The upright picture as uint8 [h w c]: c = 1 for grey files, else 3, transparency laid over white."""
+    """The upright image as uint8 [h w c]: c = 1 for grey files, else 3, transparency composited over white."""
     from PIL import Image, ImageOps
 
     try:
@@ -175,18 +174,18 @@ def decode(data: bytes, name: str) -> UInt8[np.ndarray, "h w c"]:
         raise CorruptImage(f"cannot decode {name} ({len(data)} bytes): {error}") from error
 
 
-def _pixels(picture: Any, name: str) -> np.ndarray:
+def _pixels(opened: Any, name: str) -> np.ndarray:
     from PIL import Image
 
-    if picture.mode.startswith("I;16"):  # Pillow's own conversion would clip at 255
-        return (np.asarray(picture) >> 8).astype(np.uint8)[..., None]
-    if picture.mode in ("I", "F"):
+    if opened.mode.startswith("I;16"):  # Pillow's own conversion would clip at 255
+        return (np.asarray(opened) >> 8).astype(np.uint8)[..., None]
+    if opened.mode in ("I", "F"):
         raise CorruptImage(
-            f"cannot decode {name}: mode {picture.mode!r} says nothing about its range; store 8 or 16 bits per pixel"
+            f"cannot decode {name}: mode {opened.mode!r} has no defined range; store 8 or 16 bits per pixel"
         )
-    if picture.has_transparency_data:
-        picture = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
-    grey = picture.mode in ("1", "L")
-    pixels = np.asarray(picture.convert("L" if grey else "RGB"))
+    if opened.has_transparency_data:
+        opened = opened.convert("RGBA")
+        opened = Image.alpha_composite(Image.new("RGBA", opened.size, "white"), opened)
+    grey = opened.mode in ("1", "L")
+    pixels = np.asarray(opened.convert("L" if grey else "RGB"))
     return pixels[..., None] if grey else pixels

@@ -1,6 +1,6 @@
-"""Distances between sets of images, the networks whose features they are measured in, and the protocol of a number.
+"""Distances between sets of images, the features they are computed in, and the evaluation protocol.
 
-The distances need NumPy alone and are imported at once; the networks (Flax) load on first use.
+The distances need only NumPy; modules that run networks are imported on first use.
 """
 
 from __future__ import annotations
@@ -8,31 +8,35 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from jaxdiff.evaluation.frechet import Moments, frechet_distance, load_moments, save_moments
+from jaxdiff.evaluation.frechet import Moments, frechet_distance, load_moments, moments_of, save_moments
 from jaxdiff.evaluation.metrics import inception_score, sliced_wasserstein
 from jaxdiff.evaluation.prdc import prdc
-from jaxdiff.evaluation.report import Protocol, digest, evaluate_features, from_uint8, metric_name, to_uint8, write
+from jaxdiff.evaluation.report import (
+    Protocol,
+    Record,
+    digest,
+    evaluate_features,
+    from_uint8,
+    metric_name,
+    to_uint8,
+    write,
+)
 
 _LAZY = {
     "DigitsClassifier": "classifier",
-    "EfficientNetLite0": "efficientnet",
     "Extracted": "features",
     "FeatureNet": "features",
-    "Inception": "inception",
-    "LPIPS": "lpips",
     "extract": "features",
     "feature_net": "features",
 }
 
 __all__ = [
-    "LPIPS",
     "DigitsClassifier",
-    "EfficientNetLite0",
     "Extracted",
     "FeatureNet",
-    "Inception",
     "Moments",
     "Protocol",
+    "Record",
     "digest",
     "evaluate_features",
     "extract",
@@ -42,6 +46,7 @@ __all__ = [
     "inception_score",
     "load_moments",
     "metric_name",
+    "moments_of",
     "prdc",
     "save_moments",
     "sliced_wasserstein",

@@ -1,6 +1,6 @@
-"""A small classifier of the embedded 8x8 digits: features (64) and probabilities where no public weights are at hand.
+"""A small classifier of the embedded 8x8 digits: features (64) and probabilities without public weights.
 
-Its weights come with the package; `experiments/evaluation/train_digits_classifier.py` makes them again.
+Its weights ship with the package; `experiments/evaluation/train_digits_classifier.py` reproduces them.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import hashlib
 import io
 import os
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 from flax import linen as nn
 from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Float
+
+from jaxdiff.trees import Params
 
 WEIGHTS = Path(__file__).parent / "digits_classifier.npz"
 FULL = jax.lax.Precision.HIGHEST
@@ -38,7 +39,7 @@ class DigitsClassifier(nn.Module):
         return {"features": features, "logits": nn.Dense(10, precision=FULL, name="out")(features)}
 
 
-def load(path: str | os.PathLike | None = None) -> tuple[DigitsClassifier, dict[str, Any], str]:
+def load(path: str | os.PathLike | None = None) -> tuple[DigitsClassifier, Params, str]:
     """The classifier, its float32 parameters and the sha256 of the file they come from."""
     data = Path(path or WEIGHTS).read_bytes()
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:

@@ -1,31 +1,41 @@
-"""Feature networks by name, and their features over a stream of images: jitted once, sharded where asked."""
+"""Feature networks by name, and their features over a stream of images: compiled once, optionally sharded."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
+from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdiff.errors import pick
-from jaxdiff.evaluation import classifier, efficientnet, inception
+from jaxdiff import weights
+from jaxdiff.errors import choose, pick
+from jaxdiff.evaluation import classifier
 from jaxdiff.evaluation.frechet import Moments, update
 from jaxdiff.evaluation.report import digest
-from jaxdiff.evaluation.resize import KINDS, as_float
+from jaxdiff.models import efficientnet, inception
+from jaxdiff.models.resize import RESIZERS, as_float
+from jaxdiff.trees import AnyArray, Params
+
+FilePath: TypeAlias = str | os.PathLike
+Outputs: TypeAlias = dict[str, Array]
+Batch: TypeAlias = AnyArray | Mapping[str, AnyArray]
 
 
 class FeatureNet(NamedTuple):
-    """A network to measure in: what a protocol says of it, and the function itself."""
+    """A feature network: what a protocol records of it, and the function itself."""
 
     name: str
     sha256: str  # of the file its weights come from
-    resize: str  # kind and side, "bilinear-299"; "none" where images are taken as they are
-    apply: Callable[[Any], dict[str, Any]]  # images uint8 or [-1, 1], NHWC -> features [b, d], probabilities or None
+    resize: str  # kind and side, "bilinear-299"; "none" for images as they are
+    apply: Callable[[AnyArray], Outputs]  # images uint8 or [-1, 1], NHWC -> features [b, d], probabilities or None
 
 
 class Extracted(NamedTuple):
@@ -40,38 +50,38 @@ class Extracted(NamedTuple):
 
 
 def feature_net(
-    name: str, path: str | os.PathLike | None = None, *, resize: str = "bilinear", side: int | None = None
+    name: str, path: FilePath | None = None, *, resize: str = "bilinear", side: int | None = None
 ) -> FeatureNet:
     """A feature network by name: `inception` and `efficientnet_lite0` with their weights at `path`, or `digits`.
 
-    `resize` and `side` say how images reach the size the network sees; change them knowingly, the numbers change too.
+    `resize` and `side` say how images are resized for the network; changing them changes the metrics.
     The result's `apply` is a pytree that carries the weights, so it can be an argument of a jitted function.
     """
     return pick(NETS, name, "feature network")(name, path, resize, side)
 
 
-def _digits(name: str, path: Any, resize: str, side: int | None) -> FeatureNet:
+def _digits(name: str, path: FilePath | None, resize: str, side: int | None) -> FeatureNet:
     model, params, sha256 = classifier.load(path)
     return FeatureNet(name, sha256, "none", jax.tree_util.Partial(_apply(model.apply, as_float), params))
 
 
-def _inception(name: str, path: Any, resize: str, side: int | None) -> FeatureNet:
-    """Probabilities leave the bias of the logits out, as every published Inception score does."""
+def _inception(name: str, path: FilePath | None, resize: str, side: int | None) -> FeatureNet:
+    """Probabilities omit the bias of the logits, as in every published Inception score."""
 
-    def unbiased(variables: Any, x: Any) -> dict[str, Any]:
-        out = model.apply(variables, x)
+    def unbiased(variables: Params, x: Array) -> Outputs:
+        out: Any = model.apply(variables, x)
         return {**out, "logits": out["logits"] - variables["params"]["fc"]["bias"]}
 
     model, params, sha256 = _load(name, path)
     return _photo_net(name, sha256, unbiased, params, inception, resize, side)
 
 
-def _efficientnet(name: str, path: Any, resize: str, side: int | None) -> FeatureNet:
+def _efficientnet(name: str, path: FilePath | None, resize: str, side: int | None) -> FeatureNet:
     model, params, sha256 = _load(name, path)
     return _photo_net(name, sha256, model.apply, params, efficientnet, resize, side)
 
 
-NETS: dict[str, Callable[[str, Any, str, int | None], FeatureNet]] = {
+NETS: dict[str, Callable[[str, FilePath | None, str, int | None], FeatureNet]] = {
     "inception": _inception,
     "efficientnet_lite0": _efficientnet,
     "digits": _digits,
@@ -84,26 +94,32 @@ SOURCES = {
 }
 
 
-def _load(name: str, path: Any) -> tuple[Any, Any, str]:
-    """Model, parameters and hash, or what to get and how to convert it."""
-    from jaxdiff import weights  # here, since weights import the models of this package
-
+def _load(name: str, path: FilePath | None) -> tuple[nn.Module, Params, str]:
+    """Model, parameters and hash; the error says what to download and how to convert it."""
     if path is None or not Path(path).is_file():
         where = "no path was given" if path is None else f"there is no file {Path(path).resolve()}"
         raise FileNotFoundError(f"feature network {name!r} needs its weights, but {where}: {SOURCES[name]}")
     return *weights.load(path, name), digest(path)
 
 
-def _photo_net(name: str, sha256: str, call: Any, params: Any, module: Any, kind: str, side: int | None) -> FeatureNet:
+def _photo_net(
+    name: str,
+    sha256: str,
+    call: Callable[..., Any],
+    params: Params,
+    module: ModuleType,
+    kind: str,
+    side: int | None,
+) -> FeatureNet:
     """A network for photographs behind its own preprocessing."""
     side = module.SIDE if side is None else side
-    pick(KINDS, kind, "resize kind")
+    choose(kind, RESIZERS, "resize kind")
     apply = _apply(call, lambda images: module.preprocess(images, kind, side))
     return FeatureNet(name, sha256, f"{kind}-{side}", jax.tree_util.Partial(apply, params))
 
 
-def _apply(call: Callable, prepare: Callable[[Any], Any]) -> Callable[[Any, Any], dict[str, Any]]:
-    def apply(params: Any, images: Any) -> dict[str, Any]:
+def _apply(call: Callable[..., Any], prepare: Callable[[AnyArray], Array]) -> Callable[[Params, AnyArray], Outputs]:
+    def apply(params: Params, images: AnyArray) -> Outputs:
         out = call({"params": params}, prepare(images))
         return {"features": out["features"], "probabilities": jax.nn.softmax(out["logits"])}
 
@@ -115,7 +131,7 @@ def _apply(call: Callable, prepare: Callable[[Any], Any]) -> Callable[[Any, Any]
 
 def extract(
     net: FeatureNet,
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     sharding: NamedSharding | None = None,
     *,
     batch_size: int | None = None,
@@ -124,8 +140,8 @@ def extract(
     """Features of every image in `batches` (arrays, or dicts with `image`), as moments; `keep` returns them all too.
 
     Each call of the network sees `batch_size` images (default: those of the first batch), the last ones padded, so it
-    is compiled once. With `sharding` images are laid out over its devices along the first axis, the weights copied to
-    each. With several processes each feeds its own images, equally many batches, and all get the moments of all.
+    is compiled once. With `sharding` images are sharded along the first axis and weights replicated. Each of several
+    processes feeds its own images, the same number of batches, and all get the moments of all.
     """
     mesh = None if sharding is None else sharding.mesh
     everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
@@ -139,19 +155,19 @@ def extract(
         moments = update(moments, rows["features"])
         kept += [rows] * keep
     if moments is None:
-        raise ValueError("no images to extract features from: the iterable of batches is empty (or was used up before)")
+        raise ValueError("no images to extract features from: the iterable of batches is empty (or already consumed)")
     if not keep:
         return Extracted(moments)
     every = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
     return Extracted(moments, every["features"], every.get("probabilities"))
 
 
-def _run(apply: Any, images: Any, valid: Any) -> dict[str, Any]:
+def _run(apply: Callable[[Array], Outputs], images: Array, valid: Array) -> Outputs:
     return {**apply(images), "valid": valid}
 
 
-def _delayed(outputs: Iterator[Any]) -> Iterator[Any]:
-    """Each output one turn late, so that the device works on the next batch while the host sums up this one."""
+def _delayed(outputs: Iterator[Outputs]) -> Iterator[Outputs]:
+    """Each output one iteration late, so that the device computes the next batch while the host processes this one."""
     last = None
     for out in outputs:
         if last is not None:
@@ -162,7 +178,7 @@ def _delayed(outputs: Iterator[Any]) -> Iterator[Any]:
 
 
 def _shards(sharding: NamedSharding | None) -> int:
-    """Into how many parts the first axis is cut, over the devices of this process."""
+    """The number of shards of the first axis on this process."""
     if sharding is None:
         return 1
     axes = sharding.spec[0] if len(sharding.spec) else None
@@ -170,14 +186,14 @@ def _shards(sharding: NamedSharding | None) -> int:
     parts = int(np.prod([sharding.mesh.shape[name] for name in names]))
     if parts % jax.process_count():
         raise ValueError(
-            f"{jax.process_count()} processes cannot each hold their own images with the first axis cut into {parts}; "
+            f"{jax.process_count()} processes cannot each hold their own images with {parts} shards of the first axis; "
             f"shard it over all devices, PartitionSpec({sharding.mesh.axis_names})"
         )
     return parts // jax.process_count()
 
 
-def _pieces(batches: Iterable[Any], size: int | None, multiple: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(images, valid) of always the same shape, whatever the sizes of the batches; size rounded up to a multiple."""
+def _pieces(batches: Iterable[Batch], size: int | None, multiple: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(images, valid) of one shape, whatever the batch sizes; `size` is rounded up to a multiple."""
     shape = None
     for batch in batches:
         images = np.asarray(batch["image"] if isinstance(batch, Mapping) else batch)
@@ -192,12 +208,12 @@ def _pieces(batches: Iterable[Any], size: int | None, multiple: int) -> Iterator
         for start in range(0, len(images), size):
             part = images[start : start + size]
             missing = size - len(part)
-            padding = np.repeat(part[-1:], missing, axis=0)  # a real image: no network divides by its zeros
+            padding = np.repeat(part[-1:], missing, axis=0)  # an image rather than zeros, which could give NaN
             yield np.concatenate([part, padding]), np.arange(size) < len(part)
 
 
-def _place(piece: tuple[np.ndarray, np.ndarray], sharding: NamedSharding | None) -> tuple[Any, Any]:
-    """Host arrays on the default device, or as this process's part of global ones."""
+def _place(piece: tuple[np.ndarray, np.ndarray], sharding: NamedSharding | None) -> tuple[Array, Array]:
+    """Host arrays on the default device, or as this process's shards of global arrays."""
     images, valid = piece
     if sharding is None:
         return jnp.asarray(images), jnp.asarray(valid)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,8 +38,8 @@ def empty(features: int) -> Moments:
     return Moments(0, np.zeros(features), np.zeros((features, features)))
 
 
-def update(moments: Moments | None, features: Any) -> Moments:
-    """Moments that also hold the rows of `features` [n, d]; None stands for no sample yet."""
+def update(moments: Moments | None, features: ArrayLike | Moments) -> Moments:
+    """Moments that also hold the rows of `features` [n, d]; None if there is no sample yet."""
     x = check_features(features)
     if len(x) == 0:
         return empty(x.shape[1]) if moments is None else moments
@@ -61,12 +61,12 @@ def merge(a: Moments, b: Moments) -> Moments:
     return Moments(count, a.mean + delta * (b.count / count), scatter)
 
 
-def moments_of(features: Any) -> Moments:
+def moments_of(features: ArrayLike | Moments) -> Moments:
     """Moments of an array [n, d], or moments as they are."""
     return features if isinstance(features, Moments) else update(None, features)
 
 
-def frechet_distance(a: Any, b: Any) -> float:
+def frechet_distance(a: ArrayLike | Moments, b: ArrayLike | Moments) -> float:
     """The squared Fréchet distance of two sets of features, each an array [n, d] or `Moments`."""
     a, b = moments_of(a), moments_of(b)
     if a.mean.shape != b.mean.shape:
@@ -88,7 +88,7 @@ def _factor(covariance: np.ndarray) -> np.ndarray:
     return vectors * np.sqrt(np.maximum(values, 0))
 
 
-def check_features(features: Any, name: str = "features") -> np.ndarray:
+def check_features(features: ArrayLike | Moments, name: str = "features") -> np.ndarray:
     """Features as float64 [n, d], all finite."""
     x = np.asarray(features)
     if x.ndim != 2:
@@ -100,20 +100,25 @@ def check_features(features: Any, name: str = "features") -> np.ndarray:
     if bad.any():
         raise ValueError(
             f"{bad.sum()} of {len(x)} rows of {name} are not finite, the first is row {bad.argmax()}; "
-            "look at the images they come from, a sampler may have diverged"
+            "inspect the images, a sampler may have diverged"
         )
     return x
 
 
 def save_moments(path: str | os.PathLike, moments: Moments) -> None:
-    """Reference statistics as `.npz` with mu, sigma and count; other FID programs read the first two."""
+    """Reference statistics as `.npz` with mu, sigma and count; other FID implementations read the first two."""
     if Path(path).suffix != ".npz":
         raise ValueError(f"reference statistics are written as .npz, got the name {Path(path).name!r}")
     np.savez(path, mu=moments.mean, sigma=moments.covariance, count=np.asarray(moments.count))
 
 
-def load_moments(path: str | os.PathLike, count: int | None = None) -> Moments:
-    """Reference statistics from an `.npz` with mu and sigma; `count` where the file does not say how many images."""
+def load_moments(path: str | os.PathLike, count: int | None = None, *, default_count: int | None = None) -> Moments:
+    """Reference statistics from an `.npz` with mu and sigma.
+
+    `count` is the number of images, which must agree with that of the file; `default_count` applies if it has none.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no reference statistics at {path}; tried {Path(path).resolve()}")
     with np.load(path, allow_pickle=False) as arrays:
         absent = [name for name in ("mu", "sigma") if name not in arrays.files]
         if absent:
@@ -123,10 +128,10 @@ def load_moments(path: str | os.PathLike, count: int | None = None) -> Moments:
     if covariance.shape != 2 * mean.shape or mean.ndim != 1:
         raise ValueError(f"{path}: mu is {mean.shape} and sigma {covariance.shape}, expected [d] and [d, d]")
     if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
-        raise ValueError(f"{path} holds numbers that are not finite; make the statistics again")
+        raise ValueError(f"{path} contains non-finite numbers; compute the statistics again")
     if stored is not None and count is not None and stored != count:
-        raise ValueError(f"{path} was made from {stored} images, but count={count} was given")
-    total = count if stored is None else stored
+        raise ValueError(f"{path} was computed from {stored} images, but count={count} was given")
+    total = next((n for n in (stored, count, default_count) if n is not None), None)
     if total is None:
-        raise ValueError(f"{path} does not say how many images it was made from; pass count=, for example count=50000")
+        raise ValueError(f"{path} does not store its number of images; pass count=50000, or set eval.reference to it")
     return Moments(total, mean, covariance * (total - 1))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdiff.evaluation.frechet import check_features
 
 
-def inception_score(probabilities: Any, splits: int = 10) -> tuple[float, float]:
+def inception_score(probabilities: ArrayLike, splits: int = 10) -> tuple[float, float]:
     """Mean and standard deviation over `splits` of exp(E_x KL(p(y|x) || p(y))) (Salimans et al. 2016).
 
     `probabilities` [n, classes] are taken in the order given, split into equal runs. It depends on `splits` and on
@@ -31,12 +31,12 @@ def _score(p: np.ndarray) -> float:
     return float(np.exp(_entropy(p.mean(0)) - _entropy(p).mean()))
 
 
-def _entropy(p: np.ndarray) -> Any:
+def _entropy(p: np.ndarray) -> np.ndarray | np.floating:
     """-sum p log p over the last axis, with 0 log 0 = 0."""
     return -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
 
 
-def sliced_wasserstein(a: Any, b: Any, projections: int = 256, seed: int = 0) -> float:
+def sliced_wasserstein(a: ArrayLike, b: ArrayLike, projections: int = 256, seed: int = 0) -> float:
     """sqrt(E W_2^2) of both sets projected on random directions: 0 for equal sets, |shift| / sqrt(d) for shifted ones.
 
     a [n, d] and b [m, d] may differ in size: one-dimensional optimal transport is exact for any two sizes. The

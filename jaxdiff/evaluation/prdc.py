@@ -12,35 +12,35 @@ points, itself not counted; a point is inside when strictly nearer than the radi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdiff.evaluation.frechet import check_features
 
 
-def prdc(real: Any, fake: Any, k: int = 5, chunk: int = 1024) -> dict[str, float]:
+def prdc(real: ArrayLike, fake: ArrayLike, k: int = 5, chunk: int = 1024) -> dict[str, float]:
     """Precision, recall, density and coverage of fake [m, d] against real [n, d], in float64.
 
     Distances are computed `chunk` rows at a time, so memory grows as chunk * max(n, m), not as n * m.
     """
-    real, fake = check_features(real, "real"), check_features(fake, "fake")
-    _check(real, fake, k, chunk)
-    centre = real.mean(0)  # distances from dot products lose digits to a large common offset
-    real, fake = real - centre, fake - centre
-    real_radii, fake_radii = _radii(real, k, chunk), _radii(fake, k, chunk)
-    balls = np.zeros(len(fake), np.int64)
+    x, y = check_features(real, "real"), check_features(fake, "fake")
+    _check(x, y, k, chunk)
+    centre = x.mean(0)  # distances from dot products lose digits to a large common offset
+    x, y = x - centre, y - centre
+    real_radii, fake_radii = _radii(x, k, chunk), _radii(y, k, chunk)
+    balls = np.zeros(len(y), np.int64)
     recalled = covered = 0
-    for start, distances in _chunks(real, fake, chunk):
+    for start, distances in _chunks(x, y, chunk):
         radii = real_radii[start : start + len(distances), None]
         balls += (distances < radii).sum(0)
         recalled += int((distances < fake_radii).any(1).sum())
         covered += int((distances.min(1) < radii[:, 0]).sum())
     return {
         "precision": float((balls > 0).mean()),
-        "recall": recalled / len(real),
+        "recall": recalled / len(x),
         "density": float(balls.mean() / k),
-        "coverage": covered / len(real),
+        "coverage": covered / len(x),
     }
 
 

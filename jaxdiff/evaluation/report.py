@@ -1,4 +1,4 @@
-"""A number and the protocol it was measured by, kept together: nobody can reproduce one without the other."""
+"""Metrics together with the protocol that makes them reproducible."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 import jaxdiff
 from jaxdiff.evaluation.frechet import Moments, frechet_distance, moments_of
 from jaxdiff.evaluation.metrics import inception_score
 from jaxdiff.evaluation.prdc import prdc
 
+Record: TypeAlias = dict[str, Any]  # metrics by name, and `protocol`
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """What another person needs to measure the same number again; None where a field does not apply.
+    """What is needed to reproduce a number; None where a field does not apply.
 
-    Fields without a default must be spelled out: each of them has made published FIDs irreproducible.
+    Fields without a default are mandatory: omitting them has made published FIDs irreproducible.
     """
 
     feature_net: str
@@ -49,15 +52,15 @@ def metric_name(feature_net: str) -> str:
 
 
 def evaluate_features(
-    samples: Any,
-    reference: Any,
+    samples: ArrayLike | Moments,
+    reference: ArrayLike | Moments,
     protocol: Protocol,
     *,
-    probabilities: Any = None,
+    probabilities: ArrayLike | None = None,
     k: int = 5,
     splits: int = 10,
-) -> dict[str, Any]:
-    """All metrics the given features allow, under their names, with the protocol: one record for `write`.
+) -> Record:
+    """All metrics that the features allow, by name, with the protocol: one record for `write`.
 
     `samples` and `reference` are feature arrays [n, d] or Moments. With Moments on either side there is only the
     Fréchet distance; with `probabilities` [n, classes] of the samples there is an Inception score too.
@@ -65,12 +68,14 @@ def evaluate_features(
     moments, wanted = moments_of(samples), moments_of(reference)
     _check_count("samples", protocol.samples, moments.count)
     _check_count("reference_samples", protocol.reference_samples, wanted.count)
-    record: dict[str, Any] = {metric_name(protocol.feature_net): frechet_distance(moments, wanted)}
+    record: Record = {metric_name(protocol.feature_net): frechet_distance(moments, wanted)}
     if not isinstance(samples, Moments) and not isinstance(reference, Moments):
         record |= {**prdc(reference, samples, k), "prdc_k": k}
     if probabilities is not None:
-        _check_count("samples", protocol.samples, len(probabilities))
-        name = "inception_score" if protocol.feature_net == "inception" else f"classifier_score_{protocol.feature_net}"
+        _check_count("samples", protocol.samples, np.shape(probabilities)[0])
+        name = f"classifier_score_{protocol.feature_net}"
+        if protocol.feature_net == "inception":
+            name = "inception_score"
         mean, std = inception_score(probabilities, splits)
         record |= {name: mean, f"{name}_std": std, "score_splits": splits}
     return {**record, "protocol": dataclasses.asdict(protocol)}
@@ -81,8 +86,8 @@ def _check_count(field: str, stated: int, seen: int) -> None:
         raise ValueError(f"the protocol states {field}={stated}, but {seen} were given; correct one of them")
 
 
-def write(path: str | os.PathLike, record: dict[str, Any]) -> None:
-    """Append the record to `path` as one JSON line, in one write, so that a crash cannot leave half of two records."""
+def write(path: str | os.PathLike, record: Record) -> None:
+    """Append the record to `path` as one JSON line, in one write, so that a crash leaves at most one partial record."""
     line = json.dumps(record, allow_nan=False, default=_plain).encode() + b"\n"
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,21 +95,21 @@ def write(path: str | os.PathLike, record: dict[str, Any]) -> None:
     try:
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
-            line = b"\n" + line  # an older writer was cut off: leave its half line alone on its line
+            line = b"\n" + line  # an earlier write was truncated: start a new line
         os.write(handle, line)
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """NumPy and JAX scalars and small arrays as JSON values."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a record holds numbers, strings and lists, got {type(value).__name__}")
 
 
-def digest(source: Any) -> str:
+def digest(source: str | os.PathLike | ArrayLike) -> str:
     """sha256 of a file's bytes, or of an array's dtype, shape and bytes: the hash a protocol names."""
     if isinstance(source, (str, os.PathLike)):
         with open(source, "rb") as file:

@@ -2,8 +2,8 @@
 
     x = x0 + sigma eps(seed, image, draw);  f = activation(x, sigma);  out = project(pool(mean over draws of f))
 
-What no selected activation needs is not computed: selection happens inside the compiled program, and scanned blocks are
-unrolled for it. Results keep the order of execution, which compiled functions would lose with a plain dict.
+Only what the selected activations need is computed: selection happens inside the compiled program, with scanned blocks
+unrolled. Results keep the order of execution, which a plain dict loses under jit.
 """
 
 from __future__ import annotations
@@ -16,132 +16,121 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
-from jaxdiff import denoisers, models
 from jaxdiff.denoisers import Cond, Denoiser, Sigma, at_least_float32, per_example
 from jaxdiff.errors import check_sigma, nearest
 from jaxdiff.features.catalog import Tap, activations, describe, unrolled
 from jaxdiff.features.select import Patterns
-from jaxdiff.features.select import select as choose
-from jaxdiff.models import layers
+from jaxdiff.features.select import select as matching
+from jaxdiff.models import stacks
+from jaxdiff.trees import Params
 
-Wrapper = Callable[..., Denoiser]
+Wrapper = Callable[..., Denoiser]  # a convention, or another function from networks to denoisers
 Features = OrderedDict[str, Array]
 
 
-def _ddpm(network: Any) -> Denoiser:
-    return denoisers.ddpm(network, denoisers.linear_abar())
-
-
-def _latent(network: Any) -> Denoiser:
-    return denoisers.ddpm(network, denoisers.sqrt_linear_abar())
-
-
-# how each network was published to be told its noise level; for others `wrapper` says it
-WRAPPERS: dict[type[nn.Module], Wrapper] = {
-    models.UNet: denoisers.edm,
-    models.DiT: _ddpm,
-    models.MDT: _ddpm,
-    models.PixArt: _ddpm,
-    models.LatentUNet: _latent,
-    models.MMDiT: denoisers.flow,
-}
-
-
 def capture(
-    model: Any,
-    params: Any,
+    model: nn.Module | Callable[..., Any],
+    params: Params,
     x: Float[Array, "b h w c"],
     sigma: Sigma,
     cond: Cond = None,
     select: Patterns = "**",
     *,
-    wrapper: Wrapper | None = None,
+    convention: Wrapper | None = None,
 ) -> Features:
-    """The activations that `select` names, for noisy images x, by name, shaped as the network holds them.
+    """The activations that `select` matches, for noisy images x, by name, in the network's own shapes.
 
-    `model` is a Linen module, its `apply`, or a function called like it. `wrapper` makes a network a denoiser and so
-    says how it is told sigma; the default is how it was published (`WRAPPERS`). Called inside jit, what is not selected
-    is not computed.
+    `model` is a Linen module, its `apply`, or a function called like it. `convention` wraps a network as a denoiser,
+    which defines how sigma is encoded; the default is the published one. Under jit only what is selected is
+    computed.
     """
-    return OrderedDict((tap.name, value) for tap, value in _taps(model, params, x, sigma, cond, select, wrapper))
+    return OrderedDict((tap.name, value) for tap, value in _taps(model, params, x, sigma, cond, select, convention))
 
 
 def _taps(
-    model: Any, params: Any, x: Array, sigma: Any, cond: Cond, select: Patterns, wrapper: Wrapper | None
+    model: nn.Module | Callable[..., Any],
+    params: Params,
+    x: Array,
+    sigma: Sigma,
+    cond: Cond,
+    select: Patterns,
+    convention: Wrapper | None,
 ) -> list[tuple[Tap, Array]]:
-    """Selected activations with what the catalogue knows of them."""
+    """Selected activations with their catalogue entries."""
     module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
-    wrapper = wrapper or _wrapper(module, model)
+    convention = convention or _published(module, model)
     apply = unrolled(module) if isinstance(module, nn.Module) else model
     if getattr(module, "scan", False):
         params = _unstacked(params)
-    seen: dict[str, Any] = {}
+    seen: dict[str, Array] = {}
 
     def network(x: Array, label: Array, cond: Cond) -> Array:
         out, taps = activations(apply, params, x, label, cond)
         seen.update(taps)
         return out
 
-    wrapper(network)(x, sigma, cond)
-    return [(describe(name, seen[name], x.shape), seen[name]) for name in choose(seen, select)]
+    convention(network)(x, sigma, cond)
+    return [(describe(name, seen[name], x.shape), seen[name]) for name in matching(seen, select)]
 
 
-def _wrapper(module: Any, given: Any) -> Wrapper:
-    if type(module) in WRAPPERS:
-        return WRAPPERS[type(module)]
-    known = ", ".join(model.__name__ for model in WRAPPERS)
+def _published(module: object, given: object) -> Wrapper:
+    convention = getattr(module, "published", None)
+    if convention is not None:
+        return convention
     name = type(module).__name__ if isinstance(module, nn.Module) else repr(given)
-    raise ValueError(f"how {name} is told sigma is known for {known} only; pass wrapper=, such as denoisers.edm")
+    raise ValueError(f"{name} has no published convention; pass convention=, such as conventions.EDM()")
 
 
-def _unstacked(params: Mapping[str, Any]) -> Mapping[str, Any]:
+def _unstacked(params: Params) -> Params:
     for name in [name for name, value in params.items() if isinstance(value, Mapping) and set(value) == {"block"}]:
-        params = layers.unstack_blocks(params, name)
+        params = stacks.unstack_blocks(params, name)
     return params
 
 
 # ------------------------------------------------------------------------------------------ reduced features
 
 
-class Plan(NamedTuple):
-    """What is fixed when `extract` is compiled."""
+class ExtractSpec(NamedTuple):
+    """The static arguments of `extract`."""
 
     model: nn.Module
     select: tuple[str, ...]
     draws: int
     average: bool
     side: int
-    dtype: Any
-    wrapper: Wrapper | None
+    dtype: DTypeLike | None
+    convention: Wrapper | None
 
 
 def extract(
     model: nn.Module,
-    params: Any,
+    params: Params,
     x0: Float[Array, "b h w c"],
-    seed: Any,
+    seed: int | Array,
     sigma: Sigma,
     cond: Cond = None,
     select: Patterns = "**",
     *,
-    index: Any = None,
+    index: ArrayLike | None = None,
     draws: int = 1,
     average: bool = True,
     side: int = 0,
-    project: Mapping[str, tuple[Any, Any]] | None = None,
-    dtype: Any = None,
-    wrapper: Wrapper | None = None,
+    project: Mapping[str, tuple[ArrayLike, ArrayLike]] | None = None,
+    dtype: DTypeLike | None = None,
+    convention: Wrapper | None = None,
 ) -> Features:
     """Features [b h w c] of clean images, by name, reduced inside one program per selection and shapes.
 
-    seed, index  the noise of image i is a function of (seed, index[i], draw); index counts from 0 by default
+    seed, index  the noise of image i is a function of (seed, index[i], draw); index is 0, 1, ... by default
     draws        noise draws per image, averaged; with average=False they are the first axis of the result
-    side         averages square patches so that no grid has a longer side; 0 leaves grids as they are
+    side         pools square patches so that no grid has a longer side; 0 disables pooling
     project      {name: (mean [c], components [c k])}, for example of `fit_pca`
     dtype        of the result
-    Activations that do not lie over the image (attention maps, text) come as the network holds them.
+    Activations without a spatial grid (attention maps, text) are returned unreduced.
     """
     check_sigma(sigma)
     if draws < 1 or side < 0:
@@ -151,44 +140,52 @@ def extract(
     if index.shape != x0.shape[:1]:
         raise ValueError(f"index holds one number per image, shape {x0.shape[:1]}, got shape {index.shape}")
     patterns = (select,) if isinstance(select, str) else tuple(select)
-    plan = Plan(model, patterns, draws, average, side, None if dtype is None else jnp.dtype(dtype), wrapper)
-    return _extract(plan, params, x0, seed, sigma, cond, index, dict(project or {}))
+    kind = None if dtype is None else jnp.dtype(dtype)
+    spec = ExtractSpec(model, patterns, draws, average, side, kind, convention)
+    return _extract(spec, params, x0, seed, sigma, cond, index, dict(project or {}))
 
 
 @partial(jax.jit, static_argnums=0)
 def _extract(
-    plan: Plan, params: Any, x0: Array, seed: Any, sigma: Any, cond: Cond, index: Array, project: Mapping[str, Any]
+    spec: ExtractSpec,
+    params: Params,
+    x0: Array,
+    seed: int | Array,
+    sigma: Sigma,
+    cond: Cond,
+    index: Array,
+    project: Mapping[str, tuple[ArrayLike, ArrayLike]],
 ) -> Features:
-    def one(draw: Any) -> Features:
+    def one(draw: int | Array) -> Features:
         x = x0 + per_example(sigma, x0) * noise(seed, index, x0.shape[1:], draw).astype(x0.dtype)
-        taps = _taps(plan.model, params, x, sigma, cond, plan.select, plan.wrapper)
+        taps = _taps(spec.model, params, x, sigma, cond, spec.select, spec.convention)
         for name in set(project) - {tap.name for tap, _ in taps}:
             raise ValueError(f"project names {name!r}, which is not selected{nearest(name, [t.name for t, _ in taps])}")
-        return OrderedDict((tap.name, reduce(tap, value, plan.side, project.get(tap.name))) for tap, value in taps)
+        return OrderedDict((tap.name, reduce(tap, value, spec.side, project.get(tap.name))) for tap, value in taps)
 
-    if plan.draws == 1 and plan.average:
+    if spec.draws == 1 and spec.average:
         features = one(0)
-    elif plan.average:
+    elif spec.average:
         start = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, 0))
         add = lambda total, draw: (jax.tree.map(jnp.add, total, one(draw)), None)  # noqa: E731
-        features = jax.tree.map(lambda total: total / plan.draws, jax.lax.scan(add, start, jnp.arange(plan.draws))[0])
+        features = jax.tree.map(lambda total: total / spec.draws, jax.lax.scan(add, start, jnp.arange(spec.draws))[0])
     else:
-        features = jax.lax.map(one, jnp.arange(plan.draws))
-    return jax.tree.map(lambda value: value.astype(plan.dtype or value.dtype), features)
+        features = jax.lax.map(one, jnp.arange(spec.draws))
+    return jax.tree.map(lambda value: value.astype(spec.dtype or value.dtype), features)
 
 
-def noise(seed: Any, index: Any, shape: Sequence[int], draw: Any = 0) -> Float[Array, "b ..."]:
+def noise(seed: int | Array, index: ArrayLike, shape: Sequence[int], draw: int | Array = 0) -> Float[Array, "b ..."]:
     """The unit noise that `extract` adds to the images `index` [b]: each a function of (seed, its index, draw)."""
     key = jax.random.fold_in(jax.random.key(seed), draw)
     return jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(key, i), tuple(shape)))(jnp.asarray(index))
 
 
-def reduce(tap: Tap, value: Array, side: int = 0, project: tuple[Any, Any] | None = None) -> Array:
+def reduce(tap: Tap, value: Array, side: int = 0, project: tuple[ArrayLike, ArrayLike] | None = None) -> Array:
     """An activation over its grid [b h w c] in float32, averaged down to `side` and projected."""
     value = value.astype(jnp.float32)
     if tap.grid is None:
         if project is not None:
-            raise ValueError(f"{tap.name} of shape {tap.shape} does not lie over the image and cannot be projected")
+            raise ValueError(f"{tap.name} of shape {tap.shape} has no spatial grid and cannot be projected")
         return value
     value = value.reshape(value.shape[0], *tap.grid, value.shape[-1])
     if side:

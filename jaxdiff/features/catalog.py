@@ -1,26 +1,30 @@
-"""The activations a network offers: names, shapes, kinds, places and costs, by tracing shapes alone.
+"""The activations of a network: names, shapes, kinds, stages and costs, by abstract tracing.
 
 A name is the path of the module in the parameter tree and the name of the tap in it: up2_transformer0/block0/out.
-Its last parts tell the kind and its first part the stage, by the two tables below.
+The tables below map its last parts to a kind and its first part to a stage.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
+from jax import Array
+from jax.typing import DTypeLike
 
-from jaxdiff.features import costs
-from jaxdiff.models import layers
+from jaxdiff import flops
+from jaxdiff.conditions import Cond
+from jaxdiff.models import taps
+from jaxdiff.trees import AnyArray, Params
 
-# (pattern of a name, kind); the first that matches whole
-KINDS = [
+# (pattern of a name, kind); the first that matches the whole name
+KIND_PATTERNS = [
     (re.compile(pattern), kind)
     for pattern, kind in [
         (r"in|embedded|out", r"\g<0>"),
@@ -42,7 +46,7 @@ KINDS = [
         (r".*/res|[^/]*block\d+/out|dec_\d+x\d+_in\d/out", "res_out"),
     ]
 ]
-STAGES = [
+STAGE_PATTERNS = [
     (re.compile(pattern), stage)
     for pattern, stage in [
         (r"(in|embedded)$", "in"),
@@ -53,17 +57,22 @@ STAGES = [
         (r"blocks_|last_block|encode_|decode_", "blocks"),
     ]
 ]
-INTER_MODULE = ("res_out", "vit_out", "sampler", "block_out")  # what earlier work chose from; block_out in transformers
+INTER_MODULE = (
+    "res_out",
+    "vit_out",
+    "sampler",
+    "block_out",
+)  # earlier work selects from these; block_out in transformers
 
 
 class Tap(NamedTuple):
-    """One activation. `grid` is its height and width, None where it does not lie over the image (text, maps)."""
+    """One activation. `grid` is its height and width, None if it is not spatial (text, attention maps)."""
 
     name: str
     kind: str
     stage: str
-    shape: tuple[int, ...]  # as the network has it: [b h w c], [b n c], or [b heads n m] of a map
-    dtype: Any
+    shape: tuple[int, ...]  # in the network: [b h w c], [b n c], or [b heads n m] of a map
+    dtype: DTypeLike
     grid: tuple[int, int] | None
     order: int  # of execution
     flops: int  # of the matrix products and convolutions before it, for the whole batch
@@ -81,7 +90,7 @@ class Tap(NamedTuple):
 Catalog = dict[str, Tap]
 
 
-def catalog(model: nn.Module, shape: Any, cond: Any = None) -> Catalog:
+def catalog(model: nn.Module, shape: Sequence[int] | AnyArray, cond: Cond = None) -> Catalog:
     """Every activation of the model by name, in order of execution; nothing is computed.
 
     `shape` is that of the images [b h w c] (or such an array), `cond` the condition: arrays or `jax.ShapeDtypeStruct`s.
@@ -92,7 +101,7 @@ def catalog(model: nn.Module, shape: Any, cond: Any = None) -> Catalog:
     label = jax.ShapeDtypeStruct(x.shape[:1], jnp.float32)
     names: list[str] = []
 
-    def run(x: Any, label: Any, cond: Any) -> list[Any]:  # initialises as it goes, which saves tracing it twice
+    def run(x: Array, label: Array, cond: Cond) -> list[Array]:  # initialises too, to trace once
         state = unrolled(model).init(jax.random.key(0), x, label, cond, mutable=["params", "intermediates"])
         taps = _named(state.get("intermediates", {}))
         names.extend(taps)
@@ -100,26 +109,36 @@ def catalog(model: nn.Module, shape: Any, cond: Any = None) -> Catalog:
 
     program, shapes = jax.make_jaxpr(run, return_shape=True)(x, label, cond)
     if not names:
-        raise ValueError(f"{type(model).__name__} offers no activations; add layers.tap(self, name, x) to it")
-    rows = zip(names, shapes, costs.to_reach(program), strict=True)
+        raise ValueError(f"{type(model).__name__} has no activations; add taps.tap(self, name, x) to it")
+    rows = zip(names, shapes, flops.to_reach(program), strict=True)
     return {name: describe(name, s, x.shape, order, price) for order, (name, s, price) in enumerate(rows)}
 
 
-def describe(name: str, array: Any, image: tuple[int, ...], order: int = 0, flops: int = 0) -> Tap:
+def _kind(name: str) -> str:
+    for pattern, template in KIND_PATTERNS:
+        found = pattern.fullmatch(name)
+        if found:
+            return found.expand(template)
+    return "other"
+
+
+def describe(
+    name: str, array: Array | jax.ShapeDtypeStruct, image: tuple[int, ...], order: int = 0, flops: int = 0
+) -> Tap:
     """The tap of an activation of this shape in a network that was given images of shape [b h w c]."""
-    kind = next((found.expand(template) for pattern, template in KINDS if (found := pattern.fullmatch(name))), "other")
-    stage = next((stage for pattern, stage in STAGES if pattern.match(name)), "other")
+    kind = _kind(name)
+    stage = next((stage for pattern, stage in STAGE_PATTERNS if pattern.match(name)), "other")
     grid = None if not_dense(kind) else grid_of(tuple(array.shape), image)
     return Tap(name, kind, stage, tuple(array.shape), array.dtype, grid, order, flops)
 
 
 def not_dense(kind: str) -> bool:
-    """Whether activations of this kind do not lie over the image: attention maps and the text's."""
+    """Whether activations of this kind are not spatial: attention maps and text."""
     return kind.endswith("_map") or kind.startswith("text_") or kind in ("cross_k", "cross_v")
 
 
 def grid_of(shape: tuple[int, ...], image: tuple[int, ...]) -> tuple[int, int] | None:
-    """Height and width of an activation; tokens lie in rows over the image, shrunk alike in both directions."""
+    """Height and width of an activation; tokens are in row-major order, downsampled equally in both directions."""
     if len(shape) == 4:
         return shape[1:3]
     if len(shape) != 3 or (image[1] * image[2]) % shape[1]:
@@ -133,22 +152,24 @@ def grid_of(shape: tuple[int, ...], image: tuple[int, ...]) -> tuple[int, int] |
 
 
 def unrolled(model: nn.Module) -> nn.Module:
-    """The model with blocks one by one, no token hidden: a scan computes all, and rematerialisation sorts names."""
+    """The model without scan (which computes all), remat (which reorders names) and token masking."""
     plain: dict[str, Any] = {"scan": False, "remat": False, "mask_ratio": ()}
     changes = {field: value for field, value in plain.items() if getattr(model, field, value) != value}
     return model.clone(**changes) if changes else model
 
 
-def activations(apply: Any, params: Any, x: Any, label: Any, cond: Any = None) -> tuple[Any, dict[str, Any]]:
+def activations(
+    apply: nn.Module | Callable[..., Any], params: Params, x: Array, label: Array, cond: Cond = None
+) -> tuple[Array, dict[str, Array]]:
     """The output and every tap of one evaluation, by name, in order of execution.
 
-    `apply` is a model or a function called as `model.apply`. Under jit what is not returned is not computed.
+    `apply` is a model or a function called as `model.apply`. Under jit only what is returned is computed.
     """
     call = apply.apply if isinstance(apply, nn.Module) else apply
     out, state = call({"params": params}, x, label, cond, mutable=["intermediates"])
     return out, _named(state.get("intermediates", {}))
 
 
-def _named(sown: Mapping[str, Any]) -> dict[str, Any]:
-    paths = {path: value for path, value in flatten_dict(sown).items() if path[-1].startswith(layers.TAP)}
-    return {"/".join((*path[:-1], path[-1].removeprefix(layers.TAP))): value for path, value in paths.items()}
+def _named(sown: Params) -> dict[str, Array]:
+    paths = {path: value for path, value in flatten_dict(sown).items() if path[-1].startswith(taps.TAP)}
+    return {"/".join((*path[:-1], path[-1].removeprefix(taps.TAP))): value for path, value in paths.items()}

@@ -1,32 +1,35 @@
-"""Semantic correspondence: where in one image is the point of another? By cosine, as it is or after a trained layer.
+"""Semantic correspondence: matching points between images by cosine similarity, directly or after a trained layer.
 
-Points are (x, y) in pixels of an image of `size` = (height, width); a pixel's centre is a whole number. Features
-[b h w c] of any grid are resized to `size` bilinearly, so that a grid's cell spans the pixels it was computed from.
+Points are (x, y) in pixels of an image of `size` = (height, width); pixel centres are integers. Features
+[b h w c] of any grid are resized to `size` bilinearly, so that a cell covers the pixels it was computed from.
 
-    PCK@alpha  the share of keypoints found within alpha max(height, width) of the image, or of the object's box
+    PCK@alpha  the fraction of keypoints found within alpha max(height, width) of the image, or of the object's box
     training   cross-entropy over all positions, logits cos / temperature, from either image to the other
                (Luo et al. 2023; Meng et al. 2024, whose head is one 3x3 convolution)
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
+from numpy.typing import ArrayLike
 
 from jaxdiff.features.fitting import fit
+from jaxdiff.trees import AnyArray, Params
 
 Size = tuple[int, int]
 
 
-def concatenate(features: Any, size: Size) -> Float[Array, "b h w c"]:
-    """Several activations on one grid: each scaled to unit mean square, so that none outweighs others, joined."""
+def concatenate(features: Mapping[str, AnyArray], size: Size) -> Float[Array, "b h w c"]:
+    """Several activations on one grid: each scaled to unit mean square, then concatenated."""
     resized = [_resize(jnp.asarray(value), size) for value in features.values()]
     return jnp.concatenate([f * jax.lax.rsqrt(jnp.square(f).mean() + 1e-12) for f in resized], axis=-1)
 
@@ -36,7 +39,7 @@ def _resize(f: Float[Array, "b h w c"], size: Size) -> Float[Array, "b k l c"]:
 
 
 def _at(f: Float[Array, "b h w c"], points: Float[Array, "b k 2"]) -> Float[Array, "b k c"]:
-    """Features at rounded points, those outside moved to the border."""
+    """Features at rounded points, clamped to the image."""
     limit = jnp.asarray([f.shape[2] - 1, f.shape[1] - 1])
     place = jnp.clip(jnp.round(points).astype(int), 0, limit)
     return jax.vmap(lambda image, where: image[where[:, 1], where[:, 0]])(f, place)
@@ -50,15 +53,17 @@ def _unit(f: Array) -> Array:
 def match(
     source: Float[Array, "b h w c"], target: Float[Array, "b p q c"], points: Float[Array, "b k 2"], size: Size
 ) -> Float[Array, "b k 2"]:
-    """For each point of the source image the pixel of the target image that is most like it."""
+    """For each point of the source image the most similar pixel of the target image."""
     query = _unit(_at(_resize(source, size), points))
     similar = jnp.einsum("bkc,byxc->bkyx", query, _unit(_resize(target, size)))
     best = similar.reshape(*similar.shape[:2], -1).argmax(-1)
     return jnp.stack([best % size[1], best // size[1]], -1).astype(jnp.float32)
 
 
-def pck(found: Any, truth: Any, extent: Any, alpha: float = 0.1, visible: Any = None) -> float:
-    """The share of points [b k 2] found within alpha * extent, over all visible keypoints of all pairs.
+def pck(
+    found: ArrayLike, truth: ArrayLike, extent: ArrayLike, alpha: float = 0.1, visible: ArrayLike | None = None
+) -> float:
+    """The fraction of points [b k 2] found within alpha * extent, over all visible keypoints of all pairs.
 
     extent: max(height, width) of the target images, one number, or [b], such as `box_extent(boxes)`.
     """
@@ -66,11 +71,11 @@ def pck(found: Any, truth: Any, extent: Any, alpha: float = 0.1, visible: Any = 
     hits = distance <= alpha * np.broadcast_to(np.asarray(extent, np.float64).reshape(-1, 1), distance.shape)
     visible = np.ones(hits.shape, bool) if visible is None else np.asarray(visible, bool)
     if not visible.any():
-        raise ValueError("PCK of no visible keypoint is undefined; give pairs that share one")
+        raise ValueError("PCK is undefined without visible keypoints; pass pairs that share one")
     return float(hits[visible].mean())
 
 
-def box_extent(boxes: Any) -> np.ndarray:
+def box_extent(boxes: ArrayLike) -> np.ndarray:
     """max(width, height) of boxes [b 4] (left, top, right, bottom)."""
     left, top, right, bottom = np.moveaxis(np.asarray(boxes, np.float64), -1, 0)
     return np.maximum(right - left, bottom - top)
@@ -80,13 +85,13 @@ def box_extent(boxes: Any) -> np.ndarray:
 
 
 class Aggregation(nn.Module):
-    """One 3x3 convolution without bias; it starts as a rotation (or projection), which keeps cosines."""
+    """One 3x3 convolution without bias; initialised as a rotation (or projection), which preserves cosines."""
 
     features: int
 
     @nn.compact
     def __call__(self, f: Float[Array, "b h w c"]) -> Float[Array, "b h w d"]:
-        def start(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        def start(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
             return jnp.zeros(shape, dtype).at[1, 1].set(nn.initializers.orthogonal()(key, shape[2:], dtype))
 
         return nn.Conv(self.features, (3, 3), use_bias=False, kernel_init=start, name="conv")(f)
@@ -95,7 +100,7 @@ class Aggregation(nn.Module):
 def contrast(
     a: Float[Array, "b h w c"],
     b: Float[Array, "b h w c"],
-    points: Any,
+    points: tuple[Array, Array] | Array,
     temperature: float,
     visible: Bool[Array, "b k"] | None = None,
 ) -> Array:
@@ -115,10 +120,10 @@ def contrast(
 
 
 def fit_aggregation(
-    source: Any,
-    target: Any,
-    points: tuple[Any, Any],
-    visible: Any = None,
+    source: ArrayLike,
+    target: ArrayLike,
+    points: tuple[ArrayLike, ArrayLike],
+    visible: ArrayLike | None = None,
     *,
     width: int = 0,
     steps: int = 200,
@@ -127,17 +132,17 @@ def fit_aggregation(
     decay: float = 0.01,
     temperature: float = 0.07,
     seed: int = 0,
-) -> tuple[Aggregation, Any, list[float]]:
+) -> tuple[Aggregation, Params, list[float]]:
     """The layer, its parameters and the losses, trained on pairs of features [n h w c] and points [n k 2] on that grid.
 
-    `visible` [n k] tells the points seen in both images, None all. `width` 0 keeps the number of channels. Apply it as
+    `visible` [n k] marks points visible in both images; None: all. `width` 0 keeps the number of channels. Apply it as
     `head.apply({"params": params}, features)`, then `match`.
     """
     source, target = np.asarray(source, np.float32), np.asarray(target, np.float32)
     head = Aggregation(width or source.shape[-1])
     params = jax.jit(head.init)(jax.random.key(seed), jnp.asarray(source[:1]))["params"]
 
-    def loss(params: Any, pairs: Any) -> Array:
+    def loss(params: Params, pairs: Mapping[str, Array]) -> Array:
         a, b = (jnp.asarray(head.apply({"params": params}, pairs[side])) for side in ("source", "target"))
         return contrast(a, b, (pairs["start"], pairs["end"]), temperature, pairs["visible"])
 

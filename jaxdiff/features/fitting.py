@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,27 +11,28 @@ import optax
 from jax import Array
 
 from jaxdiff.methods.method import update
+from jaxdiff.trees import Params, Tree
 
 
 def fit(
-    loss: Callable[[Any, Any], Array],
-    params: Any,
-    data: Any,
+    loss: Callable[[Params, Tree], Array],
+    params: Params,
+    data: Tree,
     *,
     steps: int,
     batch: int,
     rate: float,
     decay: float,
     seed: int,
-) -> tuple[Any, list[float]]:
+) -> tuple[Params, list[float]]:
     """Parameters after `steps` steps on `loss(params, batch)`, and the losses; `data` is a pytree of arrays [n ...].
 
-    The loop is Python's: XLA on CPU is slow at convolution gradients inside its own.
+    The loop is in Python: XLA on CPU is slow at convolution gradients inside loops.
     """
     optimizer = optax.adamw(rate, weight_decay=decay)
 
     @jax.jit
-    def step(params: Any, state: Any, some: Any) -> tuple[Any, Any, Array]:
+    def step(params: Params, state: Tree, some: Tree) -> tuple[Params, Tree, Array]:
         value, slope = jax.value_and_grad(loss)(params, some)
         return *update(optimizer, slope, state, params), value
 

@@ -1,10 +1,9 @@
-"""What features are good for: a linear probe of image labels; correspondence and segmentation from their own files."""
+"""Uses of features: a linear probe of image labels, correspondence, segmentation."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdiff.features.correspondence import (
     Aggregation,
@@ -25,6 +24,7 @@ from jaxdiff.features.segmentation import (
     mean_iou,
 )
 from jaxdiff.features.statistics import fit_ridge
+from jaxdiff.trees import AnyArray
 
 __all__ = [
     "IGNORE", "Aggregation", "DenseHead", "PixelEnsemble", "box_extent", "concatenate", "confusion", "fit_aggregation",
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def linear_probe(
-    train: tuple[Any, Any], test: tuple[Any, Any], classes: int | None = None, ridge: float = 1e-2
+    train: tuple[AnyArray, ArrayLike], test: tuple[AnyArray, ArrayLike], classes: int | None = None, ridge: float = 1e-2
 ) -> tuple[float, np.ndarray]:
     """Test accuracy and predictions of a ridge regression of one-hot labels on features [n ...], flattened.
 
@@ -44,8 +44,8 @@ def linear_probe(
     )
     if len(x) != len(y) or len(x_test) != len(y_test) or x.shape[1] != x_test.shape[1]:
         raise ValueError(
-            f"a probe needs one label per image and equal features, got {x.shape} with {y.shape} labels to train, "
-            f"{x_test.shape} with {y_test.shape} to test"
+            f"a probe needs one label per image and features of one width, got {x.shape} with {y.shape} labels for "
+            f"training, {x_test.shape} with {y_test.shape} for testing"
         )
     onehot = np.eye(classes or int(max(y.max(), y_test.max())) + 1)[y]
     predicted = fit_ridge(x, onehot, ridge)(x_test).argmax(-1)

@@ -1,7 +1,7 @@
 """Names of the reference implementation (Meng et al. 2024) for activations of Stable Diffusion's UNets, and back.
 
 Its levels count in order of execution, ours from the highest resolution: its up-level0 is our up3 in SD 1.5, our up2 in
-SDXL. It has 197 names for SD 1.5 and 612 for SDXL; our catalogue holds these and more.
+SDXL. It names 197 activations of SD 1.5 and 612 of SDXL; our catalogue has more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ VIT = {
     "ffn-inner": "mlp/inner", "out": "out",
 }  # fmt: skip
 
-# the selections of its tables: outputs that earlier work took, and its own
+# the selections in its tables: those of earlier work (legacy), and its own
 SELECTIONS: dict[str, tuple[str, ...]] = {
     "sd1_legacy": (
         "up-level0-upsampler-out",
@@ -41,7 +41,7 @@ SELECTIONS: dict[str, tuple[str, ...]] = {
 
 def reference_names(model: LatentUNet) -> dict[str, str]:
     """Reference name -> ours, for every activation that has one; each of ours appears once."""
-    levels = len(model.multipliers)
+    levels = len(model.channel_mult)
     table = {"unet-in": "in", "unet-after-conv-in": "embedded", "unet-out": "out"}
     for level, depth in enumerate(model.depths):
         up = levels - 1 - level
@@ -60,7 +60,9 @@ def reference_names(model: LatentUNet) -> dict[str, str]:
 def _module(theirs: str, ours: str, i: int, depth: int) -> dict[str, str]:
     """A residual block, and the transformer that follows it where the level has depth."""
     table = {f"{theirs}-{name}": f"{ours}_block{i}/{tap}" for name, tap in RES.items()}
-    return table | (_transformer(f"{theirs}-vit", f"{ours}_transformer{i}", depth) if depth else {})
+    if depth:
+        table |= _transformer(f"{theirs}-vit", f"{ours}_transformer{i}", depth)
+    return table
 
 
 def _transformer(theirs: str, ours: str, depth: int) -> dict[str, str]:

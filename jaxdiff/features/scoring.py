@@ -1,48 +1,58 @@
-"""Scores of many activations at one noise level: what a linear probe reads off them, and how much noise is in them."""
+"""Scores of many activations at one noise level: linear-probe accuracy and noise content."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax.sharding import Sharding
+from numpy.typing import ArrayLike
 
-from jaxdiff.features import store
 from jaxdiff.features.capture import Wrapper, noise
 from jaxdiff.features.probes import linear_probe
 from jaxdiff.features.statistics import noise_leak, noise_to_signal
+from jaxdiff.features.store import Rows
+from jaxdiff.features.streaming import stream
+from jaxdiff.trees import AnyArray, Params
 
 
 class Subject(NamedTuple):
-    """A network to look into. `null` is the condition that says nothing, {name: value of one image}."""
+    """A network whose activations are scored. `null` is the null condition, {name: value of one image}."""
 
     model: nn.Module
-    params: Any
-    wrapper: Wrapper | None = None
-    null: Mapping[str, Any] = {}
-    sharding: Any = None  # of batches of images
+    params: Params
+    convention: Wrapper | None = None
+    null: Mapping[str, ArrayLike] = {}
+    sharding: Sharding | None = None  # of batches of images
 
-    def stream(self, batches: Any, sigma: float, *, seed: int = 0, **options: Any) -> Iterator[store.Rows]:
-        """`store.stream` of image batches under the null condition."""
+    def stream(self, batches: Iterable[AnyArray], sigma: float, *, seed: int = 0, **options: Any) -> Iterator[Rows]:
+        """`features.stream` of image batches under the null condition."""
         rows = ({"image": images, **_repeated(self.null, len(images))} for images in batches)
-        options = {"wrapper": self.wrapper, "sharding": self.sharding, "conditions": tuple(self.null), **options}
-        return store.stream(self.model, self.params, rows, seed, sigma, **options)
+        options = {"convention": self.convention, "sharding": self.sharding, "conditions": tuple(self.null), **options}
+        return stream(self.model, self.params, rows, seed, sigma, **options)
 
-    def collect(self, images: Any, names: Sequence[str], sigma: float, batch: int = 64, **options: Any) -> store.Rows:
+    def collect(self, images: AnyArray, names: Sequence[str], sigma: float, batch: int = 64, **options: Any) -> Rows:
         """Features of images in memory, {name: [n h w c]}, or [n e h w c] with average=False."""
         batches = (images[i : i + batch] for i in range(0, len(images), batch))
         rows = list(self.stream(batches, sigma, select=tuple(names), **options))
         return {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
 
 
-def _repeated(null: Mapping[str, Any], count: int) -> dict[str, Any]:
+def _repeated(null: Mapping[str, ArrayLike], count: int) -> dict[str, np.ndarray]:
     return {name: np.broadcast_to(value, (count, *np.shape(value))) for name, value in null.items()}
 
 
 def probe(
-    subject: Subject, images: Any, labels: Any, names: Sequence[str], sigma: float, side: int = 2, **options: Any
+    subject: Subject,
+    images: AnyArray,
+    labels: AnyArray,
+    names: Sequence[str],
+    sigma: float,
+    side: int = 2,
+    **options: Any,
 ) -> dict[str, float]:
     """Accuracy on every second image of a linear probe fitted to the others, from features pooled to side x side."""
     found = subject.collect(images, names, sigma, side=side, **options)
@@ -50,7 +60,13 @@ def probe(
 
 
 def noise_in(
-    subject: Subject, images: Any, names: Sequence[str], sigma: float, draws: int = 4, seed: int = 0, **options: Any
+    subject: Subject,
+    images: AnyArray,
+    names: Sequence[str],
+    sigma: float,
+    draws: int = 4,
+    seed: int = 0,
+    **options: Any,
 ) -> dict[str, dict[str, float]]:
     """Noise-to-signal ratio and noise leak of each activation: {name: {"nsr": ..., "leak": ...}}, for `Filter`."""
     found = subject.collect(images, names, sigma, draws=draws, average=False, seed=seed, **options)

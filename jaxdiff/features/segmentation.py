@@ -3,15 +3,15 @@
     vote          the class most members choose, the lowest on a tie
     disagreement  entropy of the mean probability less the mean entropy (Baranchuk et al. 2022): 0 when all agree
 
-Pixels labelled IGNORE count nowhere. The MLPs see channels standardised over the training pixels in place of the batch
-norm of the reference, and train for a fixed number of steps.
+Pixels labelled IGNORE are excluded. The MLPs see channels standardised over the training pixels instead of the
+reference's batch norm, and train for a fixed number of steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,36 +19,38 @@ import numpy as np
 import optax
 from flax import linen as nn
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from jaxdiff.features.fitting import fit
 from jaxdiff.methods.method import update
+from jaxdiff.trees import AnyArray, Params, Tree
 
 IGNORE = 255
 
 
-def confusion(predicted: Any, truth: Any, classes: int) -> np.ndarray:
-    """Counts [truth, predicted] over all pixels that are not IGNORE; add those of batches up."""
+def confusion(predicted: ArrayLike, truth: ArrayLike, classes: int) -> np.ndarray:
+    """Counts [truth, predicted] over all pixels that are not IGNORE; sum them over batches."""
     predicted, truth = np.asarray(predicted).ravel(), np.asarray(truth).ravel()
     if predicted.shape != truth.shape:
         raise ValueError(f"predictions and labels differ in size: {predicted.size} and {truth.size}")
     seen = truth != IGNORE
     bad = truth[seen][(truth[seen] < 0) | (truth[seen] >= classes)]
     if bad.size:
-        raise ValueError(f"label {bad[0]} is none of {classes} classes; unlabelled pixels are {IGNORE}")
+        raise ValueError(f"label {bad[0]} is not one of {classes} classes; unlabelled pixels are {IGNORE}")
     pairs = truth[seen].astype(np.int64) * classes + predicted[seen]
     return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
 
 
-def iou(counts: Any) -> np.ndarray:
-    """Intersection over union of each class; NaN for one that neither labels nor predictions have."""
+def iou(counts: ArrayLike) -> np.ndarray:
+    """Intersection over union of each class; NaN for classes absent from both labels and predictions."""
     counts = np.asarray(counts, np.float64)
     hit = np.diag(counts)
     union = counts.sum(0) + counts.sum(1) - hit
     return np.divide(hit, union, out=np.full_like(hit, np.nan), where=union > 0)
 
 
-def mean_iou(predicted: Any, truth: Any, classes: int) -> float:
-    """The mean over classes that occur of the IoU accumulated over all pixels."""
+def mean_iou(predicted: ArrayLike, truth: ArrayLike, classes: int) -> float:
+    """The IoU accumulated over all pixels, averaged over classes that occur."""
     return float(np.nanmean(iou(confusion(predicted, truth, classes))))
 
 
@@ -72,11 +74,11 @@ class PixelEnsemble(NamedTuple):
     """Trained members and the statistics of their inputs."""
 
     model: PixelMLP
-    params: Any  # stacked along the first axis
+    params: Params  # stacked along the first axis
     mean: np.ndarray
     scale: np.ndarray
 
-    def predict(self, features: Float[Any, "... c"]) -> tuple[np.ndarray, np.ndarray]:
+    def predict(self, features: Float[AnyArray, "... c"]) -> tuple[np.ndarray, np.ndarray]:
         """Classes by vote and disagreement, each of the leading shape."""
         rows = (jnp.asarray(features, jnp.float32) - self.mean) / self.scale
         votes, gap = _vote(self.model, self.params, rows.reshape(-1, rows.shape[-1]))
@@ -84,12 +86,12 @@ class PixelEnsemble(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)
-def _vote(model: PixelMLP, params: Any, rows: Array) -> tuple[Array, Array]:
+def _vote(model: PixelMLP, params: Params, rows: Array) -> tuple[Array, Array]:
     return vote(jax.vmap(lambda p: jnp.asarray(model.apply({"params": p}, rows)))(params))
 
 
 def vote(logits: Float[Array, "e m k"]) -> tuple[Array, Array]:
-    """Majority class and disagreement of e members."""
+    """Majority class and disagreement of the members."""
     votes = jax.nn.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0).argmax(-1)
     share = jax.nn.softmax(logits)
     entropy = lambda p: jax.scipy.special.entr(p).sum(-1)  # noqa: E731
@@ -97,8 +99,8 @@ def vote(logits: Float[Array, "e m k"]) -> tuple[Array, Array]:
 
 
 def fit_pixels(
-    features: Float[Any, "... c"],
-    labels: Any,
+    features: Float[AnyArray, "... c"],
+    labels: ArrayLike,
     classes: int,
     *,
     members: int = 10,
@@ -108,14 +110,14 @@ def fit_pixels(
     rate: float = 1e-3,
     seed: int = 0,
 ) -> PixelEnsemble:
-    """`members` MLPs from labelled pixels, each with its own start and order, trained side by side."""
+    """`members` MLPs trained on labelled pixels in parallel, each with its own initialisation and order."""
     rows = np.asarray(features, np.float32).reshape(-1, np.shape(features)[-1])
     labels = np.asarray(labels).reshape(-1)
     if len(rows) != len(labels) or members < 1:
         raise ValueError(f"{len(rows)} pixels have {len(labels)} labels; resize the masks to the features' grid")
     rows, labels = rows[labels != IGNORE], labels[labels != IGNORE]
     if not len(rows):
-        raise ValueError(f"every pixel is labelled {IGNORE}, that is ignored; there is nothing to learn from")
+        raise ValueError(f"every pixel is labelled {IGNORE} (ignored); label some pixels")
     mean, scale = rows.mean(0), np.maximum(rows.std(0), 1e-6)
     model = PixelMLP(classes, hidden)
     keys = jax.random.split(jax.random.key(seed), members)
@@ -124,17 +126,17 @@ def fit_pixels(
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _train_pixels(model: PixelMLP, steps: int, batch: int, rate: Any, keys: Array, x: Array, y: Array) -> Any:
+def _train_pixels(model: PixelMLP, steps: int, batch: int, rate: ArrayLike, keys: Array, x: Array, y: Array) -> Params:
     optimizer = optax.adam(rate)
 
-    def loss(params: Any, x: Array, y: Array) -> Array:
+    def loss(params: Params, x: Array, y: Array) -> Array:
         return optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": params}, x), y).mean()
 
-    def train(key: Array) -> Any:
+    def train(key: Array) -> Params:
         first, order = jax.random.split(key)
         params = model.init(first, x[:1])["params"]
 
-        def step(carry: tuple[Any, Any], key: Array) -> tuple[tuple[Any, Any], None]:
+        def step(carry: tuple[Params, Tree], key: Array) -> tuple[tuple[Params, Tree], None]:
             params, state = carry
             rows = jax.random.randint(key, (batch,), 0, len(x))
             return update(optimizer, jax.grad(loss)(params, x[rows], y[rows]), state, params), None
@@ -168,8 +170,8 @@ class DenseHead(nn.Module):
 
 
 def fit_dense(
-    features: Mapping[str, Any],
-    masks: Any,
+    features: Mapping[str, ArrayLike],
+    masks: ArrayLike,
     classes: int,
     *,
     width: int = 64,
@@ -178,7 +180,7 @@ def fit_dense(
     rate: float = 1e-3,
     decay: float = 1e-3,
     seed: int = 0,
-) -> tuple[DenseHead, Any, list[float]]:
+) -> tuple[DenseHead, Params, list[float]]:
     """The head, its parameters and the losses, from features {name: [n h w c]} and masks [n H W] of any finer size."""
     masks = np.asarray(masks)
     arrays = {name: np.asarray(value, np.float32) for name, value in features.items()}
@@ -189,7 +191,7 @@ def fit_dense(
     first = {name: jnp.asarray(value[:1]) for name, value in arrays.items()}
     params = jax.jit(head.init)(jax.random.key(seed), first)["params"]
 
-    def loss(params: Any, some: Any) -> Array:
+    def loss(params: Params, some: Tree) -> Array:
         return masked_loss(jnp.asarray(head.apply({"params": params}, some["features"])), some["masks"])
 
     data = {"features": arrays, "masks": masks.astype(np.int32)}

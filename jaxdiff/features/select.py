@@ -1,8 +1,8 @@
-"""From all activations to a few: by patterns of their names, by a filter of what they are, by comparison.
+"""Selecting activations: by name patterns, by a filter on their properties, by comparison.
 
 pattern   up*/**/cross_attention/q     * within a part of a name, ** across parts, ? one character
           re:^up[01]_.*/out$           a regular expression, found anywhere
-          !**/norm*                    taken away, wherever it stands in the list
+          !**/norm*                    excluded, wherever it is in the list
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxdiff.features.catalog import INTER_MODULE, Catalog, Tap
 from jaxdiff.features.statistics import cka
+from jaxdiff.trees import AnyArray
 
 Patterns = str | Sequence[str]
 
@@ -27,7 +28,7 @@ Patterns = str | Sequence[str]
 def select(names: Iterable[str], patterns: Patterns) -> tuple[str, ...]:
     """The names that some pattern matches and no exclusion does, in their own order (of a catalogue: of execution).
 
-    Attention maps outweigh everything else together: only a pattern whose text has "map" in it reaches them. With
+    Attention maps are larger than everything else together: only patterns that contain "map" match them. With
     exclusions alone, everything else is selected. A pattern that matches nothing is an error.
     """
     names = list(names)
@@ -38,13 +39,13 @@ def select(names: Iterable[str], patterns: Patterns) -> tuple[str, ...]:
         if pattern.startswith("!"):
             kept -= _matches(names, pattern[1:], maps=True)
     if not kept:
-        raise ValueError(f"{patterns} select nothing of {len(names)} activations; exclude less, or ask for some")
+        raise ValueError(f"{patterns} select nothing of {len(names)} activations; exclude fewer, or add patterns")
     return tuple(name for name in names if name in kept)
 
 
 def _matches(names: Sequence[str], pattern: str, maps: bool = False) -> set[str]:
-    found = re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else _from_glob(pattern)).search
-    matched = {name for name in names if found(name)}
+    expression = pattern.removeprefix("re:") if pattern.startswith("re:") else _from_glob(pattern)
+    matched = {name for name in names if re.search(expression, name)}
     if not matched:
         raise ValueError(_nothing(names, pattern))
     if maps or "map" in pattern:
@@ -62,10 +63,10 @@ def _nothing(names: Sequence[str], pattern: str) -> str:
     plain = re.sub(r"^re:|[\^$]", "", pattern)
     near = difflib.get_close_matches(plain, names, n=3, cutoff=0.4)
     known = sorted({name.rsplit("/", 1)[-1] for name in names if "/" in name})
-    nearest = f"near it are {', '.join(near)}" if near else f"their names end in {', '.join(known)}"
-    return (
-        f"no activation of {len(names)} matches {pattern!r}; {nearest} (* stays within a part of a name, ** does not)"
-    )
+    nearest = f"names end in {', '.join(known)}"
+    if near:
+        nearest = f"similar names are {', '.join(near)}"
+    return f"no activation of {len(names)} matches {pattern!r}; {nearest} (* does not match /, ** does)"
 
 
 # ------------------------------------------------------------------------------------------ by what they are
@@ -73,13 +74,13 @@ def _nothing(names: Sequence[str], pattern: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Filter:
-    """The three properties of the paper as rules, with the thresholds of our own pilot; each can be changed.
+    """The three properties of Meng et al. 2024 as rules, with thresholds from our own pilot study.
 
     P1, noise: activations of other stages and those that leak noise are dropped. Where the leak was not measured, those
     whose noise-to-signal ratio exceeds `max_noise_ratio` times the least of an inter-module output in these stages.
-    P2, granularity: the first module of each resolution is too coarse, but for the finest one with attention.
-    P3, locality: queries and keys of self-attention resemble their neighbours, but at the finest attending resolution.
-    Grids coarser than `min_grid` of the input's side say little; for latents of an eighth of the image use 1/4.
+    P2, granularity: the first module of each resolution is too coarse, except at the finest one with attention.
+    P3, locality: queries and keys of self-attention resemble their neighbours, except at the finest such grid.
+    Grids coarser than `min_grid` of the input's side are dropped; for latents at 1/8 of the image size use 1/4.
     """
 
     stages: tuple[str, ...] = ("up", "blocks")
@@ -90,14 +91,15 @@ class Filter:
     local_kinds: tuple[str, ...] = ("self_q", "self_k")
 
     def reasons(self, table: Catalog, measured: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, str]:
-        """For every activation why it is dropped, "" when it is kept. `measured[name]` may hold `leak` and `nsr`."""
+        """Why each activation is dropped, "" if it is kept. `measured[name]` may hold `leak` and `nsr`."""
         measured = measured or {}
         finest = max((_side(tap) for tap in table.values() if tap.kind == "self_q"), default=0)
-        firsts, calm = self._firsts(table), self._calm(table, measured)
+        first_modules = self._first_module_per_grid(table)
+        min_trunk_nsr = self._min_trunk_nsr(table, measured)
         image = _side(table["in"])
         return {
-            name: self._shape_reason(tap, image, finest, name.split("/")[0] == firsts.get(tap.grid))
-            or self._noise_reason(measured.get(name, {}), calm)
+            name: self._shape_reason(tap, image, finest, name.split("/")[0] == first_modules.get(tap.grid))
+            or self._noise_reason(measured.get(name, {}), min_trunk_nsr)
             for name, tap in table.items()
         }
 
@@ -105,7 +107,7 @@ class Filter:
         if tap.stage not in self.stages:
             return f"stage {tap.stage}"
         if tap.grid is None:
-            return f"{tap.kind} does not lie over the image"
+            return f"{tap.kind} has no spatial grid"
         if _side(tap) < self.min_grid * image:
             return f"grid {tap.grid[0]}x{tap.grid[1]} is too coarse"
         if self.skip_first and first and _side(tap) != finest:
@@ -114,18 +116,20 @@ class Filter:
             return f"{tap.kind} below the finest attention"
         return ""
 
-    def _noise_reason(self, measured: Mapping[str, float], calm: float) -> str:
+    def _noise_reason(self, measured: Mapping[str, float], min_trunk_nsr: float) -> str:
         if "leak" in measured:
-            return f"noise leak {measured['leak']:.2f}" if measured["leak"] > self.max_leak else ""
-        loud = measured.get("nsr", 0.0) > self.max_noise_ratio * calm
-        return f"noise-to-signal {measured['nsr']:.2f}" if loud else ""
+            if measured["leak"] > self.max_leak:
+                return f"noise leak {measured['leak']:.2f}"
+        elif measured.get("nsr", 0.0) > self.max_noise_ratio * min_trunk_nsr:
+            return f"noise-to-signal {measured['nsr']:.2f}"
+        return ""
 
-    def _firsts(self, table: Catalog) -> dict[Any, str]:
-        """The module that comes first on each grid, within the stages."""
+    def _first_module_per_grid(self, table: Catalog) -> dict[tuple[int, int] | None, str]:
+        """The first module on each grid, within the stages."""
         inside = [tap for tap in table.values() if tap.stage in self.stages and tap.grid]
         return {tap.grid: tap.name.split("/")[0] for tap in reversed(inside)}
 
-    def _calm(self, table: Catalog, measured: Mapping[str, Mapping[str, float]]) -> float:
+    def _min_trunk_nsr(self, table: Catalog, measured: Mapping[str, Mapping[str, float]]) -> float:
         trunk = [tap.name for tap in table.values() if tap.kind in INTER_MODULE and tap.stage in self.stages]
         return min((measured[name]["nsr"] for name in trunk if "nsr" in measured.get(name, {})), default=math.inf)
 
@@ -138,8 +142,8 @@ def _side(tap: Tap) -> int:
     return max(tap.grid or (0,))
 
 
-def prune(features: Mapping[str, Any], max_cka: float = 0.95) -> tuple[str, ...]:
-    """Names of features [n h w c] without those too alike to an earlier one on the same grid, in the order given."""
+def prune(features: Mapping[str, AnyArray], max_cka: float = 0.95) -> tuple[str, ...]:
+    """Names of features [n h w c] without those too similar to an earlier one on the same grid."""
     kept: list[str] = []
     for name, value in features.items():
         rivals = [other for other in kept if features[other].shape[:-1] == value.shape[:-1]]
@@ -172,15 +176,15 @@ class Score(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """A frozen list of activations, its score, and the scores of every activation that was tried alone."""
+    """Selected activations, their score, and the score of every candidate alone."""
 
     names: tuple[str, ...]
     score: Score
     alone: dict[str, Score]
-    steps: tuple[tuple[tuple[str, ...], Score], ...]  # the lists that were accepted on the way
+    steps: tuple[tuple[tuple[str, ...], Score], ...]  # the accepted intermediate lists
 
     def save(self, path: str | os.PathLike) -> None:
-        """As JSON, for people and for `load_selection`."""
+        """Write it as JSON, for `load_selection`."""
         steps = [{"names": names, "values": score.values} for names, score in self.steps]
         alone = {name: score.values for name, score in self.alone.items()}
         record = {"names": self.names, "mean": self.score.mean, "steps": steps, "alone": alone}
@@ -204,11 +208,11 @@ def compare(
     per_grid: int = 2,
     margin: float = 1.0,
 ) -> Selection:
-    """Every candidate scored alone; the best `per_grid` of each resolution joined while that helps; the list frozen.
+    """Score every candidate alone, then greedily combine the best `per_grid` of each resolution.
 
-    `score(names, seed)` gives a value per data regime, higher is better. From the best candidate on, the one that adds
-    most is added as long as its mean gain over the seeds exceeds `margin` standard errors. Names stay in order of
-    execution.
+    `score(names, seed)` gives a value per data regime, higher is better. Starting from the best, the one
+    with the largest gain is added while its mean gain over seeds exceeds `margin` standard errors. Names stay in
+    order of execution.
     """
     if not candidates or len(seeds) < 2:
         raise ValueError(f"compare needs candidates and 2 seeds or more, got {len(candidates)} and {len(seeds)}")
@@ -231,7 +235,7 @@ def compare(
 
 
 def _best_per_grid(table: Catalog, alone: Mapping[str, Score], count: int) -> list[str]:
-    """The best few of each grid, the best of all first."""
+    """The best `count` of each grid, best first."""
     ranked = sorted(alone, key=lambda name: -alone[name].mean)
     grids = [table[name].grid for name in ranked]
     return [name for i, name in enumerate(ranked) if grids[:i].count(grids[i]) < count]

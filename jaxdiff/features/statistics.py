@@ -1,29 +1,32 @@
-"""What can be measured of an activation: noise, granularity, locality, redundancy. All in float64 on the host.
+"""Statistics of activations: noise, granularity, locality, redundancy. All in float64 on the host.
 
 Features are [n e h w c]: n images, e noise draws of each at one noise level, on the activation's own grid.
 
     noise-to-signal  mean Var_e(f) / mean Var_n(E_e f), variances per position and channel
     noise leak       held-out R^2 of a linear map, shared by all positions, from f to the injected noise averaged onto
-                     f's grid; 0 when f knows nothing of the noise
+                     f's grid; 0 if f carries none of it
     granularity      mean radial frequency of the three leading principal maps of E_e f, weighted by power, in cycles
                      per image
-    locality         P(p is more like an adjacent pixel of another part than like a distant one of its own);
+    locality         P(p is more similar to an adjacent pixel of another part than to a distant one of its own);
                      0 semantic, 1 positional
     redundancy       linear CKA of two activations over the same positions (Kornblith et al. 2019)
 
-They describe and reject; none of them ranks quality.
+They describe and filter activations; none of them measures quality.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float, Integer, Shaped
+from numpy.typing import ArrayLike
+
+from jaxdiff.trees import AnyArray
 
 
-def noise_to_signal(f: Shaped[Any, "n e h w c"]) -> float:
-    """Variance over noise draws by variance over images; compare within one kind of activation."""
+def noise_to_signal(f: Shaped[AnyArray, "n e h w c"]) -> float:
+    """Variance over noise draws divided by variance over images; compare within one kind of activation."""
     f = np.asarray(f, np.float64)
     if min(f.shape[:2]) < 2:
         raise ValueError(f"noise-to-signal needs 2 images and 2 draws or more, got {f.shape[0]} and {f.shape[1]}")
@@ -31,8 +34,8 @@ def noise_to_signal(f: Shaped[Any, "n e h w c"]) -> float:
     return float(f.var(1, ddof=1).mean() / signal) if signal else float("inf")
 
 
-def noise_leak(f: Shaped[Any, "n e h w c"], eps: Shaped[Any, "n e H W d"], ridge: float = 1e-3) -> float:
-    """How much of the injected noise can be read off, fitted on the first half of the images, scored on the second."""
+def noise_leak(f: Shaped[AnyArray, "n e h w c"], eps: Shaped[AnyArray, "n e H W d"], ridge: float = 1e-3) -> float:
+    """How much injected noise is linearly decodable, fitted on the first half of the images, scored on the second."""
     f, eps = np.asarray(f, np.float64), np.asarray(eps, np.float64)
     n, e, height, width = f.shape[:4]
     if n < 2 or eps.shape[:2] != (n, e) or eps.shape[2] % height or eps.shape[3] % width:
@@ -48,20 +51,22 @@ def noise_leak(f: Shaped[Any, "n e h w c"], eps: Shaped[Any, "n e H W d"], ridge
     return float(1 - np.square(y_test - predicted).sum() / np.square(y_test - y.mean(0)).sum())
 
 
-def fit_ridge(x: Float[np.ndarray, "m c"], y: Float[np.ndarray, "m d"], ridge: float) -> Any:
+def fit_ridge(
+    x: Float[np.ndarray, "m c"], y: Float[np.ndarray, "m d"], ridge: float
+) -> Callable[[ArrayLike], np.ndarray]:
     """The ridge regression x -> y over standardised channels, as a function; `ridge` is relative to the samples."""
     mean, scale = x.mean(0), x.std(0)
-    scale = np.where(scale > 1e-6 * scale.max(initial=0), scale, np.inf)  # constant channels are left out
+    scale = np.where(scale > 1e-6 * scale.max(initial=0), scale, np.inf)  # constant channels are ignored
     z = (x - mean) / scale
     offset = y.mean(0)
-    if len(z) < z.shape[1]:  # the same weights from the smaller system
+    if len(z) < z.shape[1]:  # the same solution from the smaller system
         weights = z.T @ np.linalg.solve(z @ z.T + ridge * len(z) * np.eye(len(z)), y - offset)
     else:
         weights = np.linalg.solve(z.T @ z + ridge * len(z) * np.eye(z.shape[1]), z.T @ (y - offset))
     return lambda new: (np.asarray(new, np.float64) - mean) / scale @ weights + offset
 
 
-def fit_pca(features: Any, components: int) -> tuple[np.ndarray, np.ndarray]:
+def fit_pca(features: AnyArray, components: int) -> tuple[np.ndarray, np.ndarray]:
     """Mean [c] and the leading principal directions [c k] of features [..., c], fitted once for all images."""
     rows = np.asarray(features, np.float64).reshape(-1, np.shape(features)[-1])
     if not 1 <= components <= rows.shape[1]:
@@ -69,12 +74,12 @@ def fit_pca(features: Any, components: int) -> tuple[np.ndarray, np.ndarray]:
     mean = rows.mean(0)
     _, vectors = np.linalg.eigh((rows - mean).T @ (rows - mean))
     vectors = vectors[:, ::-1][:, :components]
-    signs = np.sign(vectors[np.abs(vectors).argmax(0), np.arange(components)])  # the sign is free: fixed here
+    signs = np.sign(vectors[np.abs(vectors).argmax(0), np.arange(components)])  # fixes the arbitrary sign
     return mean.astype(np.float32), (vectors * signs).astype(np.float32)
 
 
-def granularity(f: Shaped[Any, "n e h w c"], components: int = 3) -> float:
-    """Cycles per image; compare within one resolution. Grids below 8 x 8 have too few frequencies to tell."""
+def granularity(f: Shaped[AnyArray, "n e h w c"], components: int = 3) -> float:
+    """Cycles per image; compare within one resolution. Grids below 8 x 8 have too few frequencies."""
     means = np.asarray(f, np.float64).mean(1)
     height, width, c = means.shape[1:]
     mean, directions = fit_pca(means, min(components, c))
@@ -85,10 +90,12 @@ def granularity(f: Shaped[Any, "n e h w c"], components: int = 3) -> float:
     return float((power * radius).sum() / power.sum()) if power.sum() else 0.0
 
 
-def locality(f: Shaped[Any, "n h w c"], parts: Integer[Any, "n h w"], far: float = 0.25, ignore: int = 255) -> float:
+def locality(
+    f: Shaped[AnyArray, "n h w c"], parts: Integer[AnyArray, "n h w"], far: float = 0.25, ignore: int = 255
+) -> float:
     """Over all pixels p, adjacent pixels of another part, pixels of p's part at least far * max(h, w) away.
 
-    Similarity is the cosine of features less their mean over all images; ties count half. `parts` lie on f's grid.
+    Similarity is the cosine of features minus their mean over all images; ties count half. `parts` lie on f's grid.
     """
     f, parts = np.asarray(f, np.float64), np.asarray(parts)
     f = f - f.mean((0, 1, 2))
@@ -112,8 +119,8 @@ def locality(f: Shaped[Any, "n h w c"], parts: Integer[Any, "n h w"], far: float
     return won / total
 
 
-def neighbour_locality(f: Shaped[Any, "n h w c"], count: int = 8, radius: float = 1.5) -> float:
-    """Without labels: the share of the `count` most similar tokens within `radius`, over that of all other tokens."""
+def neighbour_locality(f: Shaped[AnyArray, "n h w c"], count: int = 8, radius: float = 1.5) -> float:
+    """Without labels: the fraction of the `count` most similar tokens within `radius`, over that of all tokens."""
     f = np.asarray(f, np.float64)
     height, width = f.shape[1:3]
     f = f - f.mean((0, 1, 2))
@@ -131,8 +138,8 @@ def neighbour_locality(f: Shaped[Any, "n h w c"], count: int = 8, radius: float 
     return float(np.mean(shares) / (near.sum() / (~self_).sum()))
 
 
-def cka(a: Shaped[Any, "... c"], b: Shaped[Any, "... d"]) -> float:
-    """Linear centred kernel alignment of two activations over the same positions: 1 when one is the other rotated."""
+def cka(a: Shaped[AnyArray, "... c"], b: Shaped[AnyArray, "... d"]) -> float:
+    """Linear centred kernel alignment of two activations over the same positions: 1 if equal up to rotation."""
     a, b = (np.asarray(part, np.float64).reshape(-1, np.shape(part)[-1]) for part in (a, b))
     a, b = a - a.mean(0), b - b.mean(0)
     scale = np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 from flax import linen as nn
+from flax.typing import Dtype
 from jax import Array
 
 from jaxdiff.denoisers import Cond, Network
-from jaxdiff.errors import pick
-from jaxdiff.models import clip, conditioning, dit, latent_unet, mdt, mmdit, pixart, t5, unet, vae
+from jaxdiff.errors import choose, pick
+from jaxdiff.models import clip, conditioning, dit, latent_unet, mdt, mmdit, pixart, stacks, t5, unet, vae
 from jaxdiff.models.clip import CLIPText, CLIPVision
 from jaxdiff.models.dit import DiT
+from jaxdiff.models.efficientnet import EfficientNetLite0
+from jaxdiff.models.inception import Inception
 from jaxdiff.models.latent_unet import LatentUNet
+from jaxdiff.models.lpips import LPIPS
 from jaxdiff.models.mdt import MDT
 from jaxdiff.models.mlp import MLP
 from jaxdiff.models.mmdit import MMDiT
@@ -22,7 +27,9 @@ from jaxdiff.models.t5 import T5Encoder
 from jaxdiff.models.taesd import TAESD
 from jaxdiff.models.unet import UNet
 from jaxdiff.models.vae import AutoencoderKL
+from jaxdiff.trees import Params
 
+DTYPES: dict[str, Dtype] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}  # of network compute
 MODELS: dict[str, type[nn.Module]] = {
     "unet": UNet,
     "dit": DiT,
@@ -34,6 +41,8 @@ MODELS: dict[str, type[nn.Module]] = {
 }
 
 __all__ = [
+    "DTYPES",
+    "LPIPS",
     "MDT",
     "MLP",
     "MODELS",
@@ -42,11 +51,14 @@ __all__ = [
     "CLIPText",
     "CLIPVision",
     "DiT",
+    "EfficientNetLite0",
+    "Inception",
     "LatentUNet",
     "MMDiT",
     "PixArt",
     "T5Encoder",
     "UNet",
+    "bind",
     "build",
     "check_fields",
     "clip",
@@ -55,8 +67,8 @@ __all__ = [
     "latent_unet",
     "mdt",
     "mmdit",
-    "network",
     "pixart",
+    "stacks",
     "t5",
     "unet",
     "vae",
@@ -64,7 +76,7 @@ __all__ = [
 
 
 def build(name: str, **fields: Any) -> nn.Module:
-    """A model by its name in MODELS; unknown names and fields are refused. `control` may be given as a dict."""
+    """A model by its name in MODELS; unknown names and fields are rejected. `control` may be a dict."""
     model = pick(MODELS, name, "model")
     check_fields(model, fields)
     if isinstance(fields.get("control"), Mapping):
@@ -72,19 +84,17 @@ def build(name: str, **fields: Any) -> nn.Module:
     return model(**fields)
 
 
-def check_fields(model: type[nn.Module], fields: Mapping[str, Any]) -> None:
-    """Every name in `fields` is a field of the model."""
-    allowed = dict.fromkeys(field for field in model.__dataclass_fields__ if field not in ("parent", "name"))
+def check_fields(model: type[nn.Module], fields: Iterable[str]) -> None:
+    """Reject names in `fields` that are not fields of the model."""
+    allowed = [field for field in model.__dataclass_fields__ if field not in ("parent", "name")]
     for field in fields:
-        pick(allowed, field, f"{model.__name__} field")
+        choose(field, allowed, f"{model.__name__} field")
 
 
-def network(
-    model: nn.Module, params: Mapping[str, Any], dropout: Array | None = None, mask: Array | None = None
-) -> Network:
+def bind(model: nn.Module, params: Params, dropout: Array | None = None, mask: Array | None = None) -> Network:
     """The function `(x, noise_label, cond) -> array` that denoisers wrap.
 
-    A `dropout` key switches dropout on; a `mask` key, for a model that knows how (MDT), hides part of the tokens.
+    A `dropout` key enables dropout; a `mask` key enables token masking in models that support it (MDT).
     """
     rngs = {name: key for name, key in (("dropout", dropout), ("mask", mask)) if key is not None}
 

@@ -1,8 +1,8 @@
-"""CLIP (Radford et al. 2021): the text encoders of Stable Diffusion 1 to 3, and the image encoder that scores need.
+"""CLIP (Radford et al. 2021): the text encoders of Stable Diffusion 1 to 3, and the image encoder of CLIP scores.
 
     block    x += attention(norm0(x));  x += out(act(in(norm1(x))))
-    text     token + position embeddings, causal blocks, norm; pooled: the token at the end of the text [times W]
-    image    patches W + positions after one class token, norm, blocks; pooled: norm(class token) W
+    text     token + position embeddings, causal blocks, norm; pooled: the end-of-text token [times W]
+    image    class token, patches W; + positions, norm, blocks; pooled: norm(class token) W
 
 `SIZES` holds published text encoders.
 """
@@ -15,18 +15,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.typing import Dtype
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxdiff.errors import pick
-from jaxdiff.models import layers
-from jaxdiff.models.layers import Dtype
+from jaxdiff.errors import choose
+from jaxdiff.models import attention, transformer
+from jaxdiff.models.resize import as_rgb, resize
 
 SIZES: dict[str, dict[str, Any]] = {
-    "l": {},  # of SD 1; SDXL reads its penultimate block, SD3 that and a projection to 768
+    "l": {},  # SD 1; SDXL uses its penultimate block, SD3 that plus a projection to 768
     "bigg": {
         "width": 1280, "depth": 32, "heads": 20, "mlp_width": 5120, "activation": "gelu", "projection": 1280,
         "penultimate": True,
-    },  # of SDXL and SD3
+    },  # SDXL and SD3
 }  # fmt: skip
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "quick_gelu": lambda x: x * nn.sigmoid(1.702 * x),  # OpenAI's
@@ -40,7 +42,7 @@ def norm(dtype: Dtype, name: str) -> nn.LayerNorm:
 
 
 class Attention(nn.Module):
-    """Multi-head attention to earlier tokens, or to all."""
+    """Multi-head attention, causal or full."""
 
     heads: int
     causal: bool
@@ -48,10 +50,10 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "b n d"], mask: Bool[Array, "b n"] | None) -> Float[Array, "b n d"]:
-        q, k, v = layers.qkv_heads(x, self.heads, self.dtype)
+        q, k, v = attention.qkv_heads(x, self.heads, self.dtype)
         hidden = None if mask is None else mask[:, None, None]
         gathered = jax.nn.dot_product_attention(q, k, v, mask=hidden, is_causal=self.causal)
-        return layers.merge_heads(gathered, x.shape[-1], self.dtype)
+        return attention.merge_heads(gathered, x.shape[-1], self.dtype)
 
 
 class MLP(nn.Module):
@@ -68,7 +70,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each after a norm and added."""
+    """Pre-norm attention and MLP with residual connections."""
 
     heads: int
     mlp_width: int
@@ -84,11 +86,11 @@ class Block(nn.Module):
 
 
 class CLIPText(nn.Module):
-    """Token ids [b l] to {"text": [b l width], "pooled": [b width or projection]}, ready to be conditions.
+    """Token ids [b l] to {"text": [b l width], "pooled": [b width or projection]}, ready to be used as conditioning.
 
-    `text` is the normed output of the last block; with `penultimate` that of the block before, not normed, as SDXL and
-    SD3 want it. `pooled` always belongs to the last block, at the first token `eos` (that of the start where there is
-    none). Public pipelines let padding be attended to; `mask` [b l] hides it.
+    `text` is the normalised output of the last block; with `penultimate`, the unnormalised output of the one before, as
+    in SDXL and SD3. `pooled` is always taken from the last block, at the first `eos` token (at the start token if
+    there is none). Public pipelines attend to padding; `mask` [b l] hides it.
     """
 
     vocabulary: int = 49408
@@ -98,13 +100,13 @@ class CLIPText(nn.Module):
     heads: int = 12
     mlp_width: int = 3072
     activation: str = "quick_gelu"
-    projection: int = 0  # width of what `pooled` is projected to; 0: it is not
+    projection: int = 0  # width `pooled` is projected to; 0: no projection
     eos: int = 49407
     penultimate: bool = False
     dtype: Dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, ids: Int[Array, "b l"], mask: Any = None) -> dict[str, Float[Array, ...]]:
+    def __call__(self, ids: Int[Array, "b l"], mask: ArrayLike | None = None) -> dict[str, Float[Array, ...]]:
         check(self)
         check_ids("CLIPText", ids, mask, self.length)
         positions = self.param("positions", normal, (self.length, self.width))
@@ -122,8 +124,17 @@ class CLIPText(nn.Module):
         return {"text": before.astype(jnp.float32) if self.penultimate else x, "pooled": pooled}
 
 
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # for RGB in [0, 1]
+
+
+def preprocess(images: ArrayLike, side: int = 224, kind: str = "clean") -> Float[Array, "b {side} {side} 3"]:
+    """uint8 or [-1, 1] images, stretched to a square, resized by `kind` and normalised as in CLIP's training."""
+    unit = (resize(as_rgb(images), side, kind).clip(-1, 1) + 1) / 2
+    return (unit - jnp.asarray(MEAN)) / jnp.asarray(STD)
+
+
 class CLIPVision(nn.Module):
-    """Images as `evaluation.clip.preprocess` gives them to one vector each [b projection]."""
+    """Preprocessed images to embeddings [b projection]."""
 
     side: int = 224
     patch: int = 14
@@ -140,10 +151,9 @@ class CLIPVision(nn.Module):
         check(self)
         if x.shape[1:] != (self.side, self.side, 3):
             raise ValueError(
-                f"CLIPVision takes images [b, {self.side}, {self.side}, 3], got {x.shape}; evaluation.clip.preprocess "
-                "makes them"
+                f"CLIPVision takes images [b, {self.side}, {self.side}, 3], got {x.shape}; use models.clip.preprocess"
             )
-        x = nn.Dense(self.width, use_bias=False, dtype=self.dtype, name="patches")(layers.patchify(x, self.patch))
+        x = nn.Dense(self.width, use_bias=False, dtype=self.dtype, name="patches")(transformer.patchify(x, self.patch))
         start = self.param("class_token", normal, (self.width,)).astype(self.dtype)
         x = jnp.concatenate([jnp.broadcast_to(start, (len(x), 1, self.width)), x], axis=1)
         positions = self.param("positions", normal, ((self.side // self.patch) ** 2 + 1, self.width))
@@ -155,20 +165,20 @@ class CLIPVision(nn.Module):
 
 
 def check(model: CLIPText | CLIPVision) -> None:
-    """Heads divide the width, and the activation is known."""
-    pick(ACTIVATIONS, model.activation, "activation of CLIP")
+    """Reject an unknown activation, and a number of heads that does not divide the width."""
+    choose(model.activation, ACTIVATIONS, "activation of CLIP")
     if model.width % model.heads:
-        raise ValueError(f"width={model.width} does not divide into heads={model.heads}; set heads to a divisor")
+        raise ValueError(f"width={model.width} is not divisible by heads={model.heads}; set heads to a divisor")
 
 
-def check_ids(model: str, ids: Array, mask: Any, length: int | None = None) -> None:
-    """Token ids and mask a text encoder can take, checked while tracing."""
+def check_ids(model: str, ids: Array, mask: ArrayLike | None, length: int | None = None) -> None:
+    """Reject token ids and masks of the wrong shape, while tracing."""
     if ids.ndim != 2:
         raise ValueError(f"{model} takes token ids of shape [b, l], got {ids.shape}")
     if length is not None and ids.shape[1] > length:
         raise ValueError(
-            f"{model} has positions for {length} tokens, got texts of {ids.shape[1]}; "
-            f"cut them, data.tokenizer(..., length={length})"
+            f"{model} has positions for {length} tokens, got {ids.shape[1]}; "
+            f"truncate with data.tokenizer(..., length={length})"
         )
     if mask is not None and jnp.shape(mask) != ids.shape:
-        raise ValueError(f"{model} takes a mask of the shape of its ids, {ids.shape}, got {jnp.shape(mask)}")
+        raise ValueError(f"{model} takes a mask of the same shape as its ids, {ids.shape}, got {jnp.shape(mask)}")

@@ -4,7 +4,7 @@ c = E_t(t) [+ E_p(pooled text)] [+ control, see conditioning.py]
 image tokens = patches W + positions;  text tokens = text W, no positions
 block: both streams give q, k, v (each modulated by c, q and k optionally RMS-normalised), attend jointly,
        then each adds its gated projection and its gated MLP, as in DiT
-the last block only reads the text: two modulation vectors, no projection, no MLP
+the last block reads the text without updating it: two modulation vectors, no projection, no MLP
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.typing import Dtype
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from jaxdiff.models import conditioning, dit, layers
-from jaxdiff.models.layers import Cond, Dtype
+from jaxdiff.conditions import Cond, Signal
+from jaxdiff.conventions import Flow
+from jaxdiff.models import attention, checks, conditioning, dit, embeddings, initializers, stacks, taps, transformer
 
 SIZES = dit.SIZES
 
 
 class Block(nn.Module):
-    """Joint attention of two streams; with `last`, the text is only read and its stream ends."""
+    """Joint attention of two streams; with `last`, the text stream is read but not updated."""
 
     heads: int
     mlp_ratio: float = 4.0
@@ -36,47 +39,49 @@ class Block(nn.Module):
     def __call__(self, streams: dict[str, Array], c: Float[Array, "b e"]) -> dict[str, Array]:
         """streams: `image` [b n d], `text` [b l d] and the key mask `mask` [b n+l], or None."""
         n, d = streams["image"].shape[1:]
-        for_image = layers.Modulation(6, d, name="image_modulation")(c)
-        for_text = layers.Modulation(2 if self.last else 6, d, name="text_modulation")(c)
+        for_image = transformer.Modulation(6, d, name="image_modulation")(c)
+        for_text = transformer.Modulation(2 if self.last else 6, d, name="text_modulation")(c)
         heads = [self._project("image", streams["image"], for_image), self._project("text", streams["text"], for_text)]
         q, k, v = (jnp.concatenate(pair, axis=1) for pair in zip(*heads, strict=True))
-        mask = streams["mask"]
-        layers.tap(self, "joint/map", lambda: layers.attention_map(q, k, None if mask is None else mask[:, None, None]))
-        gathered = layers.attend(q, k, v, mask=None if mask is None else mask[:, None, None])
+        mask = None if streams["mask"] is None else streams["mask"][:, None, None]
+        taps.tap(self, "joint/map", lambda: taps.attention_map(q, k, mask))
+        gathered = attention.attend(q, k, v, mask=mask)
         image = self._update("image", streams["image"], gathered[:, :n], for_image)
-        text = streams["text"] if self.last else self._update("text", streams["text"], gathered[:, n:], for_text)
-        return {"image": image, "text": text, "mask": mask}
+        text = streams["text"]
+        if not self.last:
+            text = self._update("text", text, gathered[:, n:], for_text)
+        return {"image": image, "text": text, "mask": streams["mask"]}
 
     def _project(self, stream: str, x: Array, vectors: list[Array]) -> list[Array]:
-        x = layers.tap(self, f"{stream}/norm0", layers.modulate(x, vectors[0], vectors[1], self.dtype))
-        q, k, v = layers.qkv_heads(x, self.heads, self.dtype, name=f"{stream}_qkv")
+        x = taps.tap(self, f"{stream}/norm0", transformer.modulate(x, vectors[0], vectors[1], self.dtype))
+        q, k, v = attention.qkv_heads(x, self.heads, self.dtype, name=f"{stream}_qkv")
         if self.qk_norm:
             q = nn.RMSNorm(dtype=self.dtype, use_fast_variance=False, name=f"{stream}_q_norm")(q)
             k = nn.RMSNorm(dtype=self.dtype, use_fast_variance=False, name=f"{stream}_k_norm")(k)
         for name, heads in zip("qkv", (q, k, v), strict=True):
-            layers.tap_heads(self, prefix=f"{stream}/", **{name: heads})
+            taps.tap_heads(self, prefix=f"{stream}/", **{name: heads})
         return [q, k, v]
 
     def _update(self, stream: str, x: Array, gathered: Array, vectors: list[Array]) -> Array:
         _, _, gate_a, shift_m, scale_m, gate_m = vectors
-        h = layers.merge_heads(gathered, x.shape[-1], self.dtype, name=f"{stream}_out")
-        h = layers.tap(self, f"{stream}/attention", h)
-        x = layers.tap(self, f"{stream}/res_self", x + gate_a[:, None].astype(self.dtype) * h)
-        h = layers.tap(self, f"{stream}/norm1", layers.modulate(x, shift_m, scale_m, self.dtype))
-        h = layers.MLP(self.mlp_ratio, self.dtype, name=f"{stream}_mlp")(h)
-        return layers.tap(self, f"{stream}/out", x + gate_m[:, None].astype(self.dtype) * h)
+        h = attention.merge_heads(gathered, x.shape[-1], self.dtype, name=f"{stream}_out")
+        h = taps.tap(self, f"{stream}/attention", h)
+        x = taps.tap(self, f"{stream}/res_self", x + gate_a[:, None].astype(self.dtype) * h)
+        h = taps.tap(self, f"{stream}/norm1", transformer.modulate(x, shift_m, scale_m, self.dtype))
+        h = transformer.FeedForward(self.mlp_ratio, self.dtype, name=f"{stream}_mlp")(h)
+        return taps.tap(self, f"{stream}/out", x + gate_m[:, None].astype(self.dtype) * h)
 
 
 class MMDiT(nn.Module):
-    """MMDiT; the defaults are the class-free XL/2 shape on 4-channel latents with CLIP-L + bigG text.
+    """MMDiT, by default XL/2 on 4-channel latents with CLIP-L + bigG text.
 
     `noise_label` is 1000 t of rectified flow. cond needs `text` [b l text_dim] and, when pooled_dim > 0,
     `pooled` [b pooled_dim]; `text_mask` [b l] hides padding. position_table = S > 0 keeps an S x S table of
     positions as a constant parameter and crops its centre, as the SD3 checkpoints do; 0 computes positions,
     resampled by `grid` and `positions` as in `DiT`.
-    pooled_dim = 0 keeps text out of the modulation, which then hears of it by attention alone. num_classes > 0 makes a
-    network of classes: cond takes `label` instead of text, as `class_tokens` tokens. step_embed = "zero" or "reference"
-    adds the condition `step` to the modulation, `control` that of its name.
+    pooled_dim = 0 keeps text out of the modulation. num_classes > 0 makes the network class-conditional: cond takes
+    `label` instead of text, embedded as `class_tokens` tokens. step_embed = "zero" or "reference" adds cond["step"] to
+    the modulation, `control` adds control metadata.
     """
 
     channels: int = 4
@@ -96,57 +101,60 @@ class MMDiT(nn.Module):
     positions: str = "interpolate"
     step_embed: str = ""
     dtype: Dtype = jnp.float32
-    remat: bool | str = False  # or one of layers.REMAT
+    remat: bool | str = False  # or one of stacks.REMAT
     scan: bool = False
+
+    published = Flow()
+
+    @nn.nowrap
+    def signals(self) -> dict[str, Signal]:
+        """What it is conditioned on."""
+        return conditioning.signals(self)
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True
+        self, x: Float[Array, "b h w c"], noise_label: ArrayLike, cond: Cond = None, *, deterministic: bool = True
     ) -> Float[Array, "b h w c"]:
         cond = cond or {}
-        keys: tuple[str, ...] = ("text", "text_mask") + ("pooled",) * bool(self.pooled_dim)
-        keys = ("label",) if self.num_classes else keys
-        keys += ("control",) * bool(self.control) + ("step",) * bool(self.step_embed)
-        layers.check_inputs("MMDiT", x, self.channels, self.patch, cond, keys)
+        checks.check_inputs("MMDiT", x, self.channels, self.patch, cond, self.signals())
         if not self.num_classes:
-            pooled = {"pooled": self.pooled_dim} if self.pooled_dim else {}
-            conditioning.check_texts("MMDiT", cond, text=self.text_dim, **pooled)
+            widths = {"pooled": self.pooled_dim} if self.pooled_dim else {}
+            conditioning.check_text("MMDiT", cond, text=self.text_dim, **widths)
         _, height, width, _ = x.shape
-        times = layers.noise_labels(noise_label, x)
-        c = layers.EmbedMLP(self.width, name="time")(layers.sinusoid(times, 256))
-        if self.control:
-            c = c + conditioning.ControlEmbed(self.width, self.control, name="control_embed")(times, cond)
+        pooled = []
         if self.pooled_dim and not self.num_classes:
-            c = c + layers.EmbedMLP(self.width, name="pooled")(jnp.asarray(cond["pooled"], jnp.float32))
-        if self.step_embed:
-            c = c + layers.StepEmbed(self.width, self.step_embed, name="step")(x, cond)
-        dense = partial(nn.Dense, self.width, kernel_init=layers.xavier, dtype=self.dtype)
+            pooled = [embeddings.EmbedMLP(self.width, name="pooled")(jnp.asarray(cond["pooled"], jnp.float32))]
+        c = conditioning.embed(self, x, noise_label, cond, self.width, *pooled)
+        dense = partial(nn.Dense, self.width, kernel_init=initializers.xavier, dtype=self.dtype)
         if self.num_classes:
             text = conditioning.class_tokens(self, x, cond, self.width)
         else:
             text = dense(name="text")(jnp.asarray(cond["text"]))
-        image = dense(name="patches")(layers.patchify(layers.tap(self, "in", x), self.patch))
+        image = dense(name="patches")(transformer.patchify(taps.tap(self, "in", x), self.patch))
         positions = self._positions(height // self.patch, width // self.patch)
-        image = layers.tap(self, "embedded", image + positions.reshape(-1, self.width).astype(self.dtype))
+        image = taps.tap(self, "embedded", image + positions.reshape(-1, self.width).astype(self.dtype))
         mask = None
         if "text_mask" in cond:
             mask = jnp.concatenate([jnp.ones(image.shape[:2], bool), jnp.asarray(cond["text_mask"], bool)], axis=1)
-        fields = {"heads": self.heads, "mlp_ratio": self.mlp_ratio, "qk_norm": self.qk_norm, "dtype": self.dtype}
-        stack = layers.block_stack(Block, self.depth - 1, scan=self.scan, remat=self.remat, **fields)
+        fields: dict[str, Any] = {
+            "heads": self.heads,
+            "mlp_ratio": self.mlp_ratio,
+            "qk_norm": self.qk_norm,
+            "dtype": self.dtype,
+        }
+        stack = stacks.block_stack(Block, self.depth - 1, scan=self.scan, remat=self.remat, **fields)
         streams = stack({"image": image, "text": text, "mask": mask}, c)
-        last = layers.rematerialised(Block, self.remat)
+        last = stacks.rematerialised(Block, self.remat)
         image = last(**fields, last=True, name="last_block")(streams, c)["image"]
-        out = layers.FinalLayer(self.patch**2 * self.channels, name="final")(image, c)
-        return layers.tap(self, "out", layers.unpatchify(out, self.patch, height, width))
+        out = transformer.FinalLayer(self.patch**2 * self.channels, name="final")(image, c)
+        return taps.tap(self, "out", transformer.unpatchify(out, self.patch, height, width))
 
     def _positions(self, rows: int, columns: int) -> Array:
         side = self.position_table
         if not side:
-            return jnp.asarray(layers.sincos_positions(rows, columns, self.width, self.grid, self.positions))
+            return jnp.asarray(embeddings.sincos_positions(rows, columns, self.width, self.grid, self.positions))
         if rows > side or columns > side:
-            raise ValueError(
-                f"{rows}x{columns} patches exceed the table of {side}x{side} positions; use a smaller image"
-            )
-        table = self.param("positions", lambda key: jnp.asarray(layers.sincos_positions(side, side, self.width)))
+            raise ValueError(f"{rows}x{columns} patches exceed the {side}x{side} position table; use a smaller image")
+        table = self.param("positions", lambda key: jnp.asarray(embeddings.sincos_positions(side, side, self.width)))
         top, left = (side - rows) // 2, (side - columns) // 2
         return jax.lax.stop_gradient(table)[top : top + rows, left : left + columns]

@@ -1,32 +1,32 @@
-"""The encoder of T5 version 1.1 (Raffel et al. 2020), which SD3, PixArt and Imagen read text with.
+"""The encoder of T5 version 1.1 (Raffel et al. 2020), the text encoder of SD3, PixArt and Imagen.
 
     block   x += attention(norm0(x)), logits q k + r[bucket(j - i)] without the usual 1 / sqrt(d)
             x += (gelu(norm1(x) W) * norm1(x) V) U
-    norm    x / sqrt(mean x^2 + 1e-6) * scale; no mean is taken away and nothing has a bias
+    norm    x / sqrt(mean x^2 + 1e-6) * scale: no centring, and no layer has a bias
 
-`bucket` sorts distances between tokens, each direction on its own: small ones exactly, larger ones by their logarithm,
-all from `distance` on alike. The table r is shared by all blocks.
+`bucket` groups distances between tokens, separately per direction: small ones exactly, larger ones logarithmically, all
+beyond `distance` together. The table r is shared by all blocks.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax.typing import Dtype
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxdiff.models.attention import merge_heads
 from jaxdiff.models.clip import check_ids
-from jaxdiff.models.layers import Dtype, merge_heads
 
 
 def buckets_of(offset: Int[np.ndarray, ...], buckets: int, distance: int) -> Int[np.ndarray, ...]:
     """The bucket of key position minus query position."""
     half, far = buckets // 2, np.abs(offset)
     exact = half // 2
-    # float32, as in the public implementations: boundaries are logarithms that come out whole
+    # float32, as in the public implementations: bucket boundaries are sensitive to rounding
     ratio = np.log(np.maximum(far, exact).astype(np.float32) / np.float32(exact)) / np.float32(np.log(distance / exact))
     coarse = np.minimum(exact + (ratio * np.float32(half - exact)).astype(np.int64), half - 1)
     return np.where(far < exact, far, coarse) + half * (offset > 0)
@@ -37,7 +37,7 @@ def norm(dtype: Dtype, name: str) -> nn.RMSNorm:
 
 
 class Attention(nn.Module):
-    """Attention of a text with itself under a bias by distance."""
+    """Self-attention with a relative position bias."""
 
     heads: int
     head_width: int
@@ -56,7 +56,7 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """The tanh-GELU of gates times values, both from one kernel [d, 2, width], then Dense back."""
+    """GEGLU: the tanh-GELU of gates times values, both from one kernel [d, 2, width], then Dense back."""
 
     width: int
     dtype: Dtype = jnp.float32
@@ -68,7 +68,7 @@ class GatedMLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and gated MLP, each after a norm and added."""
+    """Pre-norm attention and gated MLP with residual connections."""
 
     heads: int
     head_width: int
@@ -98,7 +98,7 @@ class T5Encoder(nn.Module):
     dtype: Dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, ids: Int[Array, "b l"], mask: Any = None) -> dict[str, Float[Array, ...]]:
+    def __call__(self, ids: Int[Array, "b l"], mask: ArrayLike | None = None) -> dict[str, Float[Array, ...]]:
         check_ids("T5Encoder", ids, mask)
         table = self.param("distances", nn.initializers.normal(0.02), (self.buckets, self.heads))
         place = np.arange(ids.shape[1])

@@ -1,9 +1,9 @@
-"""TAESD (Bohan 2023): a small autoencoder, plain convolutions, for the latents of a large one.
+"""TAESD (Bohan 2023): a small convolutional autoencoder for the latents of a large one.
 
-`encode` takes images [b h w 3] in [-1, 1] to latents as diffusion models see them, `decode` goes back.
+`encode` maps images [b h w 3] in [-1, 1] to latents as diffusion models use them, `decode` inverts it.
 
-    block     x = relu(conv2(relu(conv1(relu(conv0(x))))) + x); with `pool`, at the size of the latent,
-              x += W relu(norm(V x)) before it
+    block     x = relu(conv2(relu(conv1(relu(conv0(x))))) + x); with `pool`, at the latent resolution,
+              x += W relu(norm(V x)) first
     encoder   conv, per level block x blocks [halve], conv; from images in [0, 1]
     decoder   3 tanh(z / 3), conv, relu, per level block x blocks [double], conv; to images in [0, 1]
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.typing import Dtype
 from jaxtyping import Array, Float
 
-from jaxdiff.models import layers
-from jaxdiff.models.layers import Dtype
+from jaxdiff.models import checks, convolution
 
 
 def _conv(x: Array, features: int, name: str, dtype: Dtype, size: int = 3, **fields: Any) -> Array:
@@ -25,7 +25,7 @@ def _conv(x: Array, features: int, name: str, dtype: Dtype, size: int = 3, **fie
 
 
 class Block(nn.Module):
-    """Three convolutions and a skip; `pool` mixes channels under norms over the whole image first."""
+    """Three convolutions and a skip; `pool` first mixes channels, normalised over the whole image."""
 
     pool: bool = False
     dtype: Dtype = jnp.float32
@@ -80,19 +80,19 @@ class Decoder(nn.Module):
                 pool = self.pool and level == len(self.blocks) - 1
                 x = Block(pool, self.dtype, name=f"up{level}_block{i}")(x)
             if level:
-                x = _conv(layers.upsample(x), self.width, f"up{level}_conv", self.dtype, use_bias=False)
+                x = _conv(convolution.upsample(x), self.width, f"up{level}_conv", self.dtype, use_bias=False)
         return _conv(x, self.features, "out_conv", self.dtype)
 
 
 class TAESD(nn.Module):
-    """TAESD: latents of a large autoencoder by a small one; channels=16 for SD3 and FLUX, 32 with `pool` for FLUX.2.
+    """TAESD; channels=16 for SD3 and FLUX, 32 with `pool` for FLUX.2.
 
-    The published ones give latents as diffusion models see them: nothing is left to scale or shift.
+    The published weights produce latents as diffusion models use them, already scaled and shifted.
     """
 
     channels: int = 4  # of the latent
     width: int = 64
-    blocks: tuple[int, ...] = (1, 3, 3, 3)  # per level, the finest first
+    blocks: tuple[int, ...] = (1, 3, 3, 3)  # per level, finest first
     pool: bool = False
     image_channels: int = 3
     dtype: Dtype = jnp.float32
@@ -107,14 +107,14 @@ class TAESD(nn.Module):
         return self.decode(self.encode(x))
 
     def encode(self, x: Float[Array, "b h w c"], key: Array | None = None) -> Float[Array, "b k l z"]:
-        """The latent; there is no posterior to draw from."""
+        """The latent; the encoder is deterministic."""
         if key is not None:
-            raise ValueError("TAESD encodes without noise, so it takes no key; leave it out")
+            raise ValueError("TAESD's encoder is deterministic and takes no key; omit it")
         factor = 2 ** (len(self.blocks) - 1)
-        layers.check_inputs("the encoder of TAESD", x, self.image_channels, factor, None, ())
+        checks.check_inputs("the encoder of TAESD", x, self.image_channels, factor, None, ())
         return self.encoder((x + 1) / 2).astype(jnp.float32)
 
     def decode(self, z: Float[Array, "b k l z"]) -> Float[Array, "b h w c"]:
-        """Images, float32, not clipped."""
-        layers.check_inputs("the decoder of TAESD", z, self.channels, 1, None, ())
+        """Images in float32, not clipped."""
+        checks.check_inputs("the decoder of TAESD", z, self.channels, 1, None, ())
         return 2 * self.decoder(z).astype(jnp.float32) - 1

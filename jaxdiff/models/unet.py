@@ -3,10 +3,10 @@
     block     h = conv0(resample(silu(norm0(x))));  h = conv1(dropout(silu(norm1(h) with e)));  x = (h + skip(x)) g
               e is added before norm1 (DDPM++, NCSN++) or scales and shifts after it (ADM); g = sqrt(1/2) or 1
     attention x = (x + out(attend(qkv(norm2(x))))) g
-    encoder   conv, then per level [down] blocks; every output is kept; NCSN++ also feeds the shrinking image in
-    decoder   in0 (attention), in1, then per level [up] blocks that each take one kept output: x = [x, skip]
+    encoder   conv, then per level [down] blocks; every output becomes a skip; NCSN++ also adds the downsampled image
+    decoder   in0 (attention), in1, then per level [up] blocks that each take one skip: x = [x, skip]
 
-`STYLES` holds all differences between the three, one row each.
+`STYLES` holds all differences between the three.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.typing import Dtype
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from jaxdiff.conditions import CONTROL, Cond, Signal
+from jaxdiff.conventions import EDM
 from jaxdiff.errors import pick
-from jaxdiff.models import conditioning, layers
-from jaxdiff.models.layers import Cond, Dtype
+from jaxdiff.models import attention, checks, conditioning, convolution, embeddings, initializers, stacks, taps
 
 
 class Style(NamedTuple):
-    """What tells the published UNets apart."""
+    """How the published UNets differ."""
 
     scale_shift: bool = False  # the embedding modulates norm1 instead of being added
-    gain: float = math.sqrt(0.5)  # factor after each residual sum
+    gain: float = math.sqrt(0.5)  # factor on each residual sum
     epsilon: float = 1e-6  # of the group norms
     head_width: int = 0  # channels per attention head; 0: one head
     attention_in_decoder: str = "last"  # which decoder blocks of an attention level attend: "last" or "all"
     taps: tuple[int, ...] = (1, 1)  # resampling filter
     embedding: str = "sincos"  # "sincos" (endpoint, sine first), "cossin", or "fourier" of doubled width
-    residual_input: bool = False  # the downsampled image joins each level
-    label_after_mlp: bool = False  # the class joins after the embedding MLP, without bias
+    residual_input: bool = False  # the downsampled image is added at each level
+    label_after_mlp: bool = False  # the class is added after the embedding MLP, without bias
     project_resampled_skip: bool = True  # a 1x1 convolution on every resampled skip
-    zero_gain: float = 1e-5  # initial scale of layers that should start near zero
+    zero_gain: float = 1e-5  # initial gain of layers that start near zero
     fan_in_init: bool = False  # uniform in +-1/sqrt(fan_in), biases too; else Xavier with zero biases
 
 
@@ -53,13 +56,13 @@ STYLES = {
 
 
 def _inits(style: Style, fan_in: int, gain: float = 1.0) -> dict[str, Any]:
-    """Kernel and bias initialisers of a layer; gain scales the kernel's standard deviation (0: all zeros)."""
+    """Kernel and bias initializers of a layer; gain scales the kernel's standard deviation (0: zeros)."""
     if gain == 0:
-        return {"kernel_init": layers.zeros, "bias_init": layers.zeros}
+        return {"kernel_init": initializers.zeros, "bias_init": initializers.zeros}
     if not style.fan_in_init:
         return {
             "kernel_init": nn.initializers.variance_scaling(gain**2, "fan_avg", "uniform"),
-            "bias_init": layers.zeros,
+            "bias_init": initializers.zeros,
         }
     bound = 1 / math.sqrt(fan_in)
     return {
@@ -74,7 +77,7 @@ def _group_norm(x: Array, style: Style, dtype: Dtype, name: str) -> Array:
 
 
 def _gradients(loop: bool) -> dict[str, Any]:
-    return {"conv_general_dilated": layers.loop_conv} if loop else {}
+    return {"conv_general_dilated": convolution.loop_conv} if loop else {}
 
 
 class Block(nn.Module):
@@ -95,9 +98,11 @@ class Block(nn.Module):
         self, x: Float[Array, "b h w c"], e: Float[Array, "b d"], step: Float[Array, "b d"] | None = None
     ) -> Float[Array, "b k l f"]:
         style = self.style
-        h = layers.tap(self, "norm0", _group_norm(x, style, self.dtype, "norm0"))
+        h = taps.tap(self, "norm0", _group_norm(x, style, self.dtype, "norm0"))
         h = self._conv("conv0", self._resample(nn.silu(h)))
-        extra = None if step is None else self._affine("affine_step", step, float(self.step_init == "reference"))
+        extra = None
+        if step is not None:
+            extra = self._affine("affine_step", step, float(self.step_init == "reference"))
         affine = self._affine("affine", e)
         if style.scale_shift:
             scale, shift = jnp.split(affine, 2, axis=-1)
@@ -106,13 +111,17 @@ class Block(nn.Module):
                 scale, shift = jnp.split(extra, 2, axis=-1)
                 h = h * (1 + scale) + shift
         else:
-            h = h + affine if extra is None else h + affine + extra
+            h = h + affine
+            if extra is not None:
+                h = h + extra
             h = _group_norm(h, style, self.dtype, "norm1")
-        h = nn.silu(layers.tap(self, "norm1", h))
+        h = nn.silu(taps.tap(self, "norm1", h))
         h = nn.Dropout(self.dropout, deterministic=self.deterministic)(h)
-        h = layers.tap(self, "increment", self._conv("conv1", h, gain=style.zero_gain))
+        h = taps.tap(self, "increment", self._conv("conv1", h, gain=style.zero_gain))
         x = (h + self._skip(x)) * style.gain
-        return layers.tap(self, "out", self._attend(layers.tap(self, "res", x)) if self.attention else x)
+        if self.attention:
+            x = self._attend(taps.tap(self, "res", x))
+        return taps.tap(self, "out", x)
 
     def _affine(self, name: str, e: Array, gain: float = 1.0) -> Array:
         features = self.features * (1 + self.style.scale_shift)
@@ -124,43 +133,45 @@ class Block(nn.Module):
         return nn.Conv(self.features, (size, size), padding=size // 2, dtype=self.dtype, name=name, **fields)(x)
 
     def _resample(self, x: Array) -> Array:
-        if not self.resample:
-            return x
-        return (layers.upsample if self.resample == "up" else layers.downsample)(x, self.style.taps)
+        if self.resample == "up":
+            return convolution.upsample(x, self.style.taps)
+        if self.resample == "down":
+            return convolution.downsample(x, self.style.taps)
+        return x
 
     def _skip(self, x: Array) -> Array:
         resampled = self._resample(x)
         if x.shape[-1] != self.features or (self.resample and self.style.project_resampled_skip):
-            return layers.tap(self, "skip", self._conv("skip", resampled, size=1))
+            return taps.tap(self, "skip", self._conv("skip", resampled, size=1))
         return resampled
 
     def _attend(self, x: Array) -> Array:
         style, (b, height, width, c) = self.style, x.shape
         heads = c // style.head_width if style.head_width else 1
         gain = 1.0 if style.fan_in_init else math.sqrt(0.2)
-        tokens = layers.tap(self, "norm2", _group_norm(x, style, self.dtype, "norm2")).reshape(b, height * width, c)
-        q, k, v = layers.qkv_heads(tokens, heads, self.dtype, **_inits(style, c, gain))
-        layers.tap_heads(self, prefix="attention/", q=q, k=k, v=v)
-        gathered = layers.attend(q, k, v)
-        out = layers.merge_heads(gathered, c, self.dtype, **_inits(style, c, style.zero_gain))
-        layers.tap(self, "attention/out", out)
+        tokens = taps.tap(self, "norm2", _group_norm(x, style, self.dtype, "norm2")).reshape(b, height * width, c)
+        q, k, v = attention.qkv_heads(tokens, heads, self.dtype, **_inits(style, c, gain))
+        taps.tap_heads(self, prefix="attention/", q=q, k=k, v=v)
+        gathered = attention.attend(q, k, v)
+        out = attention.merge_heads(gathered, c, self.dtype, **_inits(style, c, style.zero_gain))
+        taps.tap(self, "attention/out", out)
         return (x + out.reshape(x.shape)) * style.gain
 
 
 class UNet(nn.Module):
-    """EDM's pixel UNet. The defaults are the unconditional CIFAR-10 network; `resolution` is the one it is named for.
+    """EDM's pixel UNet. The defaults are the unconditional CIFAR-10 network; `resolution` is the nominal one.
 
-    `noise_label` is EDM's c_noise = ln(sigma)/4. cond takes `label` (num_classes = none given) and, when
-    augment_dim > 0, `control` = {"augment": [b, augment_dim]}; the field `control` adds that of conditioning.py to the
-    embedding of the noise label. step_embed = "zero" or "reference" adds the condition
-    `step` (SFD-v): an embedding of its own, and in every block an `affine_step` that is zero at the start or not.
-    `loop` chooses convolution gradients that are fast inside loops on CPU: see `layers.loop_conv`.
+    `noise_label` is EDM's c_noise = ln(sigma)/4. cond takes `label` (num_classes: no class) and, with
+    augment_dim > 0, `augment` [b augment_dim]; `control` adds control metadata (conditioning.py) to the embedding.
+    step_embed = "zero" or "reference" adds cond["step"] (SFD-v): a separate embedding and an `affine_step` per block,
+    which "zero" zero-initialises. `loop` selects convolution gradients that are fast inside loops on CPU: see
+    `convolution.loop_conv`.
     """
 
     resolution: int = 32
     channels: int = 3
     width: int = 128
-    multipliers: tuple[int, ...] = (2, 2, 2)
+    channel_mult: tuple[int, ...] = (2, 2, 2)
     blocks: int = 4
     attention: tuple[int, ...] = (16,)  # resolutions at which blocks attend
     num_classes: int = 0
@@ -171,44 +182,50 @@ class UNet(nn.Module):
     step_embed: str = ""
     loop: bool = False
     dtype: Dtype = jnp.float32
-    remat: bool | str = False  # or one of layers.REMAT
+    remat: bool | str = False  # or one of stacks.REMAT
+
+    published = EDM()
+
+    @nn.nowrap
+    def signals(self) -> dict[str, Signal]:
+        """What it is conditioned on."""
+        augment = {"augment": Signal((self.augment_dim,), group=CONTROL, required=False)} if self.augment_dim else {}
+        return conditioning.signals(self, **augment)
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "b h w c"], noise_label: Any, cond: Cond = None, *, deterministic: bool = True
+        self, x: Float[Array, "b h w c"], noise_label: ArrayLike, cond: Cond = None, *, deterministic: bool = True
     ) -> Float[Array, "b h w c"]:
         style = pick(STYLES, self.style, "UNet style")
-        keys = ("label",) * bool(self.num_classes) + ("control",) * bool(self.augment_dim or self.control)
-        keys += ("step",) * bool(self.step_embed)
-        layers.check_inputs("UNet", x, self.channels, 2 ** (len(self.multipliers) - 1), cond, keys)
+        checks.check_inputs("UNet", x, self.channels, 2 ** (len(self.channel_mult) - 1), cond, self.signals())
         conditioning.check_alone("UNet", self.control, augment_dim=self.augment_dim)
-        embedding = [self._embed(style, layers.noise_labels(noise_label, x), cond or {})]
+        embedding = [self._embed(style, embeddings.noise_labels(noise_label, x), cond or {})]
         if self.step_embed:
-            embedding.append(self._embed_step(style, layers.step_value(x, cond, self.step_embed)))
-        block = layers.rematerialised(Block, self.remat)
+            embedding.append(self._embed_step(style, embeddings.step_value(x, cond, self.step_embed)))
+        block = stacks.rematerialised(Block, self.remat)
 
         def run(x: Array, name: str, features: int, **kwargs: Any) -> Array:
             fields = {"dropout": self.dropout, "deterministic": deterministic, "dtype": self.dtype, **kwargs}
             fields.update(loop=self.loop, step_init=self.step_embed)
             return block(features, style, name=name, **fields)(x, *embedding)
 
-        x, skips = self._encode(style, run, layers.tap(self, "in", x).astype(self.dtype))
+        x, skips = self._encode(style, run, taps.tap(self, "in", x).astype(self.dtype))
         x = self._decode(style, run, x, skips)
         x = nn.silu(_group_norm(x, style, self.dtype, "out_norm"))
         fields = {**_inits(style, x.shape[-1] * 9, style.zero_gain), **_gradients(self.loop)}
         x = nn.Conv(self.channels, (3, 3), padding=1, name="out_conv", **fields)(x.astype(jnp.float32))
-        return layers.tap(self, "out", x)
+        return taps.tap(self, "out", x)
 
-    def _embed(self, style: Style, noise_label: Array, cond: Mapping[str, Any]) -> Array:
+    def _embed(self, style: Style, noise_label: Array, cond: Mapping[str, ArrayLike]) -> Array:
         features = 4 * self.width
         e = self._embed_noise(style, noise_label)
         label = cond.get("label", jnp.full(e.shape[:1], self.num_classes))
-        onehot = jax.nn.one_hot(label, self.num_classes, dtype=jnp.float32)  # num_classes itself gives zeros
+        onehot = jax.nn.one_hot(label, self.num_classes, dtype=jnp.float32)  # num_classes itself maps to zeros
         if self.num_classes and not style.label_after_mlp:
             inits = _inits(style, self.num_classes)
             e = e + nn.Dense(e.shape[-1], name="map_label", **inits)(onehot * math.sqrt(self.num_classes))
         if self.augment_dim:
-            augment = cond.get("control", {}).get("augment", jnp.zeros((e.shape[0], self.augment_dim)))
+            augment = cond.get("augment", jnp.zeros((e.shape[0], self.augment_dim)))
             init = _inits(style, self.augment_dim)["kernel_init"]
             e = e + nn.Dense(e.shape[-1], use_bias=False, kernel_init=init, name="map_augment")(augment)
         e = nn.silu(nn.Dense(features, name="map_layer0", **_inits(style, e.shape[-1]))(e))
@@ -222,7 +239,7 @@ class UNet(nn.Module):
         return nn.silu(e)
 
     def _embed_step(self, style: Style, step: Array) -> Array:
-        """The step condition goes through layers of the noise label's kind and widths, and meets the blocks apart."""
+        """The step embedding: layers like those of the noise label, which enter each block separately."""
         features = 4 * self.width
         e = self._embed_noise(style, step, "map_step")
         e = nn.silu(nn.Dense(features, name="map_step_layer0", **_inits(style, e.shape[-1]))(e))
@@ -234,7 +251,7 @@ class UNet(nn.Module):
             angles = noise_label[:, None] * 2 * jnp.pi * jax.lax.stop_gradient(frequencies)
             return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
         swapped = style.embedding == "sincos"
-        e = layers.sinusoid(noise_label, self.width, endpoint=swapped)
+        e = embeddings.sinusoid(noise_label, self.width, endpoint=swapped)
         return jnp.roll(e, self.width // 2, axis=-1) if swapped else e
 
     def _conv3(self, style: Style, x: Array, features: int, name: str, padding: int = 1) -> Array:
@@ -243,16 +260,16 @@ class UNet(nn.Module):
 
     def _encode(self, style: Style, run: Callable[..., Array], x: Array) -> tuple[Array, list[Array]]:
         image, skips = x, []
-        for level, multiplier in enumerate(self.multipliers):
+        for level, multiplier in enumerate(self.channel_mult):
             side = self.resolution >> level
             if level == 0:
-                x = layers.tap(self, "embedded", self._conv3(style, x, self.width, f"enc_{side}x{side}_conv"))
+                x = taps.tap(self, "embedded", self._conv3(style, x, self.width, f"enc_{side}x{side}_conv"))
             else:
                 x = run(x, f"enc_{side}x{side}_down", x.shape[-1], resample="down")
-                if style.residual_input:  # convolve with room for the filter, then filter and halve
+                if style.residual_input:  # convolve with padding for the filter, then filter and halve
                     image = self._conv3(style, image, x.shape[-1], f"enc_{side}x{side}_aux_residual", padding=2)
-                    x = image = (x + layers.downsample(image, style.taps, padding=0)) * math.sqrt(0.5)
-                    layers.tap(self, f"enc_{side}x{side}_joined", x)
+                    x = image = (x + convolution.downsample(image, style.taps, padding=0)) * math.sqrt(0.5)
+                    taps.tap(self, f"enc_{side}x{side}_joined", x)
             skips.append(x)
             for i in range(self.blocks):
                 x = run(x, f"enc_{side}x{side}_block{i}", self.width * multiplier, attention=side in self.attention)
@@ -260,7 +277,7 @@ class UNet(nn.Module):
         return x, skips
 
     def _decode(self, style: Style, run: Callable[..., Array], x: Array, skips: list[Array]) -> Array:
-        deepest = len(self.multipliers) - 1
+        deepest = len(self.channel_mult) - 1
         for level in range(deepest, -1, -1):
             side = self.resolution >> level
             if level == deepest:
@@ -271,5 +288,5 @@ class UNet(nn.Module):
             for i in range(self.blocks + 1):
                 attend = side in self.attention and (i == self.blocks or style.attention_in_decoder == "all")
                 x = jnp.concatenate([x, skips.pop()], axis=-1)
-                x = run(x, f"dec_{side}x{side}_block{i}", self.width * self.multipliers[level], attention=attend)
+                x = run(x, f"dec_{side}x{side}_block{i}", self.width * self.channel_mult[level], attention=attend)
         return x

@@ -1,10 +1,10 @@
 """The autoencoder of latent diffusion (Rombach et al. 2022), in the layouts of Stable Diffusion 1, 2, SDXL, 3 and FLUX.
 
-`encode` takes images [b h w 3] in [-1, 1] to latents, `decode` goes back. Latents are what diffusion models work on:
-scale and shift are applied inside.
+`encode` maps images [b h w 3] in [-1, 1] to latents, `decode` inverts it. Scale and shift are applied inside, so
+latents are as diffusion models use them.
 
     block     h = conv1(silu(norm1(conv0(silu(norm0(x))))));  x = h + skip(x)
-    middle    block, attention of one head over all pixels, block
+    middle    block, single-head attention over all pixels, block
     encoder   conv, per level block x blocks [halve], middle, norm, silu, conv -> [mean, log variance] (-> 1x1 conv)
     decoder   (1x1 conv ->) conv, middle, per level block x (blocks + 1) [double], norm, silu, conv
     latent    z = scale (mean + std eps - shift)
@@ -21,10 +21,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.typing import Dtype
 from jaxtyping import Array, Float
 
-from jaxdiff.models import layers
-from jaxdiff.models.layers import Dtype
+from jaxdiff.models import attention, checks, convolution
 
 SIZES: dict[str, dict[str, Any]] = {
     "sd": {},
@@ -49,7 +49,9 @@ class Block(nn.Module):
     def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b h w f"]:
         h = _conv(nn.silu(_norm(x, self.groups, self.dtype, "norm0")), self.features, "conv0", self.dtype)
         h = _conv(nn.silu(_norm(h, self.groups, self.dtype, "norm1")), self.features, "conv1", self.dtype)
-        return h + (x if x.shape[-1] == self.features else _conv(x, self.features, "skip", self.dtype, size=1))
+        if x.shape[-1] != self.features:
+            x = _conv(x, self.features, "skip", self.dtype, size=1)
+        return h + x
 
 
 def _norm(x: Array, groups: int, dtype: Dtype, name: str) -> Array:
@@ -57,7 +59,7 @@ def _norm(x: Array, groups: int, dtype: Dtype, name: str) -> Array:
 
 
 class Attention(nn.Module):
-    """Every pixel attends to every pixel, with one head."""
+    """Single-head self-attention over all pixels."""
 
     groups: int = 32
     dtype: Dtype = jnp.float32
@@ -66,16 +68,16 @@ class Attention(nn.Module):
     def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
         b, h, w, c = x.shape
         tokens = _norm(x, self.groups, self.dtype, "norm").reshape(b, h * w, c)
-        q, k, v = layers.qkv_heads(tokens, 1, self.dtype)
-        return x + layers.merge_heads(jax.nn.dot_product_attention(q, k, v), c, self.dtype).reshape(x.shape)
+        q, k, v = attention.qkv_heads(tokens, 1, self.dtype)
+        return x + attention.merge_heads(jax.nn.dot_product_attention(q, k, v), c, self.dtype).reshape(x.shape)
 
 
 class Encoder(nn.Module):
-    """Images to `features` numbers for each pixel of the latent."""
+    """Images to `features` channels at latent resolution."""
 
     features: int
     width: int
-    multipliers: tuple[int, ...]
+    channel_mult: tuple[int, ...]
     blocks: int
     groups: int
     dtype: Dtype
@@ -84,8 +86,8 @@ class Encoder(nn.Module):
     def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b k l f"]:
         block = partial(Block, groups=self.groups, dtype=self.dtype)
         x = _conv(x, self.width, "in_conv", self.dtype)
-        for level, multiplier in enumerate(self.multipliers):
-            if level:  # one row and one column are added at the end, none at the start
+        for level, multiplier in enumerate(self.channel_mult):
+            if level:  # padded by one row and column at the end only
                 x = _conv(x, x.shape[-1], f"down{level - 1}_conv", self.dtype, strides=2, padding=((0, 1), (0, 1)))
             for i in range(self.blocks):
                 x = block(multiplier * self.width, name=f"down{level}_block{i}")(x)
@@ -99,7 +101,7 @@ class Decoder(nn.Module):
 
     features: int
     width: int
-    multipliers: tuple[int, ...]
+    channel_mult: tuple[int, ...]
     blocks: int
     groups: int
     dtype: Dtype
@@ -107,13 +109,13 @@ class Decoder(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b k l f"]:
         block = partial(Block, groups=self.groups, dtype=self.dtype)
-        x = _conv(x, self.multipliers[-1] * self.width, "in_conv", self.dtype)
+        x = _conv(x, self.channel_mult[-1] * self.width, "in_conv", self.dtype)
         x = _middle(x, block, self.groups, self.dtype)
-        for level in reversed(range(len(self.multipliers))):
+        for level in reversed(range(len(self.channel_mult))):
             for i in range(self.blocks + 1):
-                x = block(self.multipliers[level] * self.width, name=f"up{level}_block{i}")(x)
+                x = block(self.channel_mult[level] * self.width, name=f"up{level}_block{i}")(x)
             if level:
-                x = _conv(layers.upsample(x), x.shape[-1], f"up{level}_conv", self.dtype)
+                x = _conv(convolution.upsample(x), x.shape[-1], f"up{level}_conv", self.dtype)
         x = nn.silu(_norm(x, self.groups, self.dtype, "out_norm"))
         return _conv(x, self.features, "out_conv", self.dtype)
 
@@ -127,12 +129,12 @@ def _middle(x: Array, block: Callable[..., nn.Module], groups: int, dtype: Dtype
 class AutoencoderKL(nn.Module):
     """The autoencoder of Stable Diffusion; the defaults are versions 1 and 2, `SIZES` has the others.
 
-    quant: 1x1 convolutions on both sides of the latent, which SD3 has dropped.
+    quant: 1x1 convolutions on both sides of the latent, which SD3 dropped.
     """
 
     channels: int = 4  # of the latent
     width: int = 128
-    multipliers: tuple[int, ...] = (1, 2, 4, 4)
+    channel_mult: tuple[int, ...] = (1, 2, 4, 4)
     blocks: int = 2
     groups: int = 32  # of the group norms
     quant: bool = True
@@ -143,8 +145,8 @@ class AutoencoderKL(nn.Module):
 
     def setup(self) -> None:
         if self.width % self.groups:
-            raise ValueError(f"width={self.width} does not divide into groups={self.groups}; set groups to a divisor")
-        trunk = (self.width, self.multipliers, self.blocks, self.groups, self.dtype)
+            raise ValueError(f"width={self.width} is not divisible by groups={self.groups}; set groups to a divisor")
+        trunk = (self.width, self.channel_mult, self.blocks, self.groups, self.dtype)
         self.encoder = Encoder(2 * self.channels, *trunk)
         self.decoder = Decoder(self.image_channels, *trunk)
         if self.quant:
@@ -156,14 +158,14 @@ class AutoencoderKL(nn.Module):
         return self.decode(self.encode(x, key))
 
     def encode(self, x: Float[Array, "b h w c"], key: Array | None = None) -> Float[Array, "b k l z"]:
-        """The most likely latent; with a key, or one key for each example, a draw from the posterior."""
+        """The posterior mean; with a key, or one key per example, a posterior sample."""
         mean, std = self.posterior(x)
         return mean if key is None else mean + std * _normal(key, mean.shape)
 
     def posterior(self, x: Float[Array, "b h w c"]) -> tuple[Float[Array, "b k l z"], Float[Array, "b k l z"]]:
         """Mean and standard deviation of the latent, scaled and shifted, in float32."""
-        layers.check_inputs(
-            "the encoder of AutoencoderKL", x, self.image_channels, 2 ** (len(self.multipliers) - 1), None, ()
+        checks.check_inputs(
+            "the encoder of AutoencoderKL", x, self.image_channels, 2 ** (len(self.channel_mult) - 1), None, ()
         )
         moments = self.encoder(x)
         moments = self.to_moments(moments) if self.quant else moments
@@ -171,14 +173,14 @@ class AutoencoderKL(nn.Module):
         return (mean - self.shift) * self.scale, jnp.exp(log_variance.clip(-30, 20) / 2) * self.scale
 
     def decode(self, z: Float[Array, "b k l z"]) -> Float[Array, "b h w c"]:
-        """Images, float32, not clipped."""
-        layers.check_inputs("the decoder of AutoencoderKL", z, self.channels, 1, None, ())
+        """Images in float32, not clipped."""
+        checks.check_inputs("the decoder of AutoencoderKL", z, self.channels, 1, None, ())
         z = z / self.scale + self.shift
         return self.decoder(self.from_latent(z) if self.quant else z).astype(jnp.float32)
 
 
 def _normal(key: Array, shape: tuple[int, ...]) -> Array:
-    """Noise from one key, or from one key per example: then an image's latent does not depend on its batch."""
+    """Noise from one key, or one key per example, which makes a latent independent of its batch."""
     if key.ndim == 0:
         return jax.random.normal(key, shape)
     return jax.vmap(lambda k: jax.random.normal(k, shape[1:]))(key)

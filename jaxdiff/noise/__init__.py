@@ -1,20 +1,32 @@
-"""Noise: how training draws and weighs its levels, and which noise goes with which image."""
+"""Noise: sampling and weighting of noise levels, and assignment of noise to images."""
 
 from jaxdiff.noise.assignment import linear_assignment
-from jaxdiff.noise.immiscible import Coupling, assign, coupling, distance_reduction
-from jaxdiff.noise.levels import LEVELS, WEIGHTS, Levels, Weight, at_least, make_levels, make_weight, shifted
+from jaxdiff.noise.immiscible import Coupling, assign, check_coupling, coupling, distance_reduction
+from jaxdiff.noise.levels import (
+    LEVELS,
+    LOSS_WEIGHTS,
+    LossWeight,
+    SigmaSampler,
+    at_least,
+    loss_weight,
+    make_levels,
+    make_weight,
+    shifted,
+)
 
 __all__ = [
     "LEVELS",
-    "WEIGHTS",
+    "LOSS_WEIGHTS",
     "Coupling",
-    "Levels",
-    "Weight",
+    "LossWeight",
+    "SigmaSampler",
     "assign",
     "at_least",
+    "check_coupling",
     "coupling",
     "distance_reduction",
     "linear_assignment",
+    "loss_weight",
     "make_levels",
     "make_weight",
     "shifted",

@@ -9,14 +9,14 @@ matching are optimal together when every matched row sits at a cheapest column o
    cheap (less a step), and frees the row that held it. Steps shrink from phase to phase; with none left, the last
    phase keeps the matching optimal for the prices. It leaves a few rows free, where an auction is slow;
 2. shortest augmenting paths: for each row left, Dijkstra's search over columns of c_ij - u_i - v_j, one vector
-   operation a column, then prices and matching change along the shortest path (Jonker & Volgenant 1987);
+   operation per column, then prices and matching change along the shortest path (Jonker & Volgenant 1987);
 3. certificate: for any v, sum_i [c_i,pi(i) - v_pi(i) - min_j (c_ij - v_j)] bounds the cost above the optimum.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,9 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 STEPS = (0.07, 0.005, 0.0)  # of the auction's phases, in RMS of the centred cost
 LAST_STEP = 0.002  # near-exact: in place of the last zero
 LEFT = 0.5  # times sqrt(n): rows a phase leaves free
-FOLD = 8  # columns are searched folded this many times: the vector units take the halves, not a serial reduction
+FOLD = 8  # columns are folded this many times before a search: vectorised, unlike a serial reduction
 INF = np.float32(np.inf)
+State: TypeAlias = tuple[Array, ...]  # of a while loop
 
 
 class Assignment(NamedTuple):
@@ -45,7 +46,7 @@ def linear_assignment(cost: Shaped[Array, ...], *, exact: bool = True) -> Int[Ar
 
     It is -1 everywhere if a cost is not finite. Exact up to float32 rounding; with `exact=False` the last step of the
     auction is small instead of zero, which on images and noise loses less than 1e-5 of the gain over any fixed pairing
-    and saves little. `solve` also returns the certificate.
+    and is little faster. `solve` also returns the certificate.
     """
     return solve(cost, exact=exact).permutation
 
@@ -59,7 +60,7 @@ def solve(cost: Shaped[Array, ...], *, exact: bool = True) -> Assignment:
             "n >= 1: pad the shorter side with a constant to assign rectangles"
         )
     flat = cost.reshape(-1, *cost.shape[-2:]).astype(jnp.float32)
-    # A CPU is best off with few rows at a time and one problem after the other, wide machines with the opposite.
+    # CPUs are fastest with few rows at a time and one problem after the other, accelerators with the opposite.
     narrow, wide = partial(_solve, exact=exact, block=32), partial(_solve, exact=exact, block=128)
     found = lax.platform_dependent(flat, cpu=partial(lax.map, narrow), default=jax.vmap(wide))
     return jax.tree.map(lambda leaf: leaf.reshape(*cost.shape[:-2], *leaf.shape[1:]), found)
@@ -96,8 +97,8 @@ def _flagged(found: Assignment, finite: Bool[Array, ""]) -> Assignment:
     return found._replace(permutation=permutation, gap=jnp.where(finite, found.gap, jnp.nan))
 
 
-def _filled(like: Array, value: Any, *shape: int) -> Array:
-    """An array for a loop to begin with, which may differ between the devices of a `shard_map` where `like` does."""
+def _filled(like: Array, value: float | np.float32, *shape: int) -> Array:
+    """The initial value of a loop; inside `shard_map` it varies over devices as `like` does."""
     return lax.full_like(like, value, jnp.int32 if isinstance(value, int) else jnp.float32, shape)
 
 
@@ -135,18 +136,18 @@ def _auction(
 ) -> tuple[Float[Array, " m"], tuple[Int[Array, " m"], Int[Array, ""]]]:
     """Prices, owner of each column (-1: none) and rounds of one phase, which begins with every row free.
 
-    The free rows in the block bid together. Who wins an owned column puts its former owner in its own place, who wins
-    a free one makes place for the next row that has not yet bid.
+    The free rows in the block bid together. The winner of an owned column is replaced in the block by its
+    former owner, the winner of a free one by the next row that has not bid yet.
     """
     n, m = cost.shape
     left, limit = max(1, int(LEFT * n**0.5)), 32 + 4 * -(-n // block)
     slots = jnp.arange(block)
 
-    def more(state: Any) -> Bool[Array, ""]:
+    def more(state: State) -> Bool[Array, ""]:
         rows, fresh, _, _, rounds = state
         return (n - fresh + (rows >= 0).sum(dtype=jnp.int32) > left) & (rounds < limit)
 
-    def bid(state: Any) -> Any:
+    def bid(state: State) -> State:
         rows, fresh, prices, owner, rounds = state
         empty = (rows < 0).astype(jnp.int32)
         following = fresh + jnp.cumsum(empty, dtype=jnp.int32) - 1
@@ -155,14 +156,14 @@ def _auction(
         column, lead = _two_cheapest(cost, prices, jnp.maximum(rows, 0))
         offer, held = jnp.where(rows >= 0, lead + step, -1), owner[column]
         above = (offer > offer[:, None]) | ((offer == offer[:, None]) & (slots < slots[:, None]))
-        stuck = (offer <= 0) & (held >= 0)  # a tie, which would go back and forth: left to the searches
+        stuck = (offer <= 0) & (held >= 0)  # a tie, which would oscillate: left to the searches
         wins = (rows >= 0) & ~stuck & ~((column == column[:, None]) & above).any(1)
         target = jnp.where(wins, column, m)
         owner = owner.at[target].set(rows, mode="drop")
         prices = prices.at[target].add(-offer, mode="drop")
         return jnp.where(wins, held, jnp.where(stuck, -1, rows)), fresh, prices, owner, rounds + 1
 
-    begin = _filled(cost, -1, block), _filled(cost, 0), prices, _filled(cost, -1, m), _filled(cost, 0)
+    begin: State = _filled(cost, -1, block), _filled(cost, 0), prices, _filled(cost, -1, m), _filled(cost, 0)
     _, _, prices, owner, rounds = lax.while_loop(more, bid, begin)
     return prices, (owner, rounds)
 
@@ -175,19 +176,19 @@ def _augment(
     columns = jnp.arange(m, dtype=jnp.int32)
     column = _filled(cost, -1, n).at[jnp.where(owner >= 0, owner, n)].set(columns, mode="drop")
 
-    def more(state: Any) -> Bool[Array, ""]:
+    def more(state: State) -> Bool[Array, ""]:
         _, _, column, paths, _ = state
         return (column < 0).any() & (paths < n)
 
-    def augment(state: Any) -> Any:
+    def augment(state: State) -> State:
         prices, owner, column, paths, scans = state
-        # Under vmap a finished member comes here as well: its root of -1 starts neither loop.
+        # Under vmap finished members get here too: a root of -1 starts neither loop.
         root = jnp.where((column < 0).any(), first(column < 0), -1)
         end, path, prices, scanned = _search(cost, prices, owner, root)
         owner, column = _flip(owner, column, path, end, root)
         return prices, owner, column, paths + 1, scans + scanned
 
-    begin = prices, owner, column, _filled(cost, 0), _filled(cost, 0)
+    begin: State = prices, owner, column, _filled(cost, 0), _filled(cost, 0)
     prices, _, column, _, scans = lax.while_loop(more, augment, begin)
     return prices, column, scans
 
@@ -197,16 +198,16 @@ def _search(
 ) -> tuple[Int[Array, ""], Int[Array, " m"], Float[Array, " m"], Int[Array, ""]]:
     """The nearest free column of a row, the row each column is reached from, the new prices and the columns scanned.
 
-    A column's distance is final once it is scanned, `settled` until then infinite; the search goes on at its owner.
+    A column's distance is final once it is scanned, `settled` until then infinite; the search continues at its owner.
     Of columns equally near, free ones come first, which ends the search early when costs tie.
     """
     n, m = cost.shape
     order = jnp.arange(m, dtype=jnp.int32) + jnp.where(owner >= 0, m, 0)
 
-    def more(state: Any) -> Bool[Array, ""]:
+    def more(state: State) -> Bool[Array, ""]:
         return (state[0] >= 0) & (state[-1] < n)
 
-    def scan(state: Any) -> Any:
+    def scan(state: State) -> State:
         row, offset, near, path, settled, _, _, scans = state
         margin, done = cost[row] - prices + offset, settled < INF
         path = jnp.where((margin < near) & ~done, row, path)
@@ -218,7 +219,7 @@ def _search(
         return row, offset, near, path, settled.at[end].set(least), least, end, scans + 1
 
     far, zero = _filled(cost, INF, m), _filled(cost, 0.0)
-    begin = root, zero, far, _filled(cost, 0, m), far, zero, _filled(cost, -1), _filled(cost, 0)
+    begin: State = root, zero, far, _filled(cost, 0, m), far, zero, _filled(cost, -1), _filled(cost, 0)
     _, _, _, path, settled, least, end, scans = lax.while_loop(more, scan, begin)
     return end, path, jnp.where(settled < INF, prices + settled - least, prices), scans
 
@@ -228,12 +229,12 @@ def _flip(
 ) -> tuple[Int[Array, " m"], Int[Array, " n"]]:
     """The matching with every edge along the path from `root` to the column `end` exchanged."""
 
-    def step(state: Any) -> Any:
+    def step(state: State) -> State:
         end, owner, column, steps = state
         row = path[end]
         before = jnp.where(row == root, -1, column[row])
         return before, owner.at[end].set(row), column.at[row].set(end), steps + 1
 
-    begin = end, owner, column, _filled(path, 0)
+    begin: State = end, owner, column, _filled(path, 0)
     _, owner, column, _ = lax.while_loop(lambda s: (s[0] >= 0) & (s[-1] < len(column)), step, begin)
     return owner, column

@@ -1,33 +1,33 @@
-"""What a config would cost on a machine that is not here: memory, arithmetic, communication, time.
+"""The cost of training a config on hardware that is not present: memory, FLOPs, communication, time.
 
-The trainer's own step is compiled ahead of time for the topology; `hlo` reads the program, `chips` knows the machines.
+The trainer's own step is compiled ahead of time for the topology; `hlo` parses the program, `chips` has the hardware.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from jaxdiff.plan.chips import CHIPS, Topology, topology
-from jaxdiff.plan.program import Refused, analyse, devices_of, largest
-from jaxdiff.plan.report import advice, estimate, text
+from jaxdiff.plan.program import Devices, Refused, analyse, devices_of, largest
+from jaxdiff.plan.report import Record, advice, estimate, text
 
 __all__ = ["CHIPS", "Topology", "advice", "blank", "compare", "make", "meshed", "text", "topology"]
 
 MESHES = ("data", "fsdp", "tensor")
 
 
-def make(config: ConfigDict, machine: Topology, largest_batch: bool = False, devices: Any = None) -> dict[str, Any]:
+def make(config: ConfigDict, machine: Topology, largest_batch: bool = False, devices: Devices | None = None) -> Record:
     """The plan of one sharding, that of config.mesh."""
     devices = devices_of(machine) if devices is None else devices
     record = analyse(config, machine, devices)
-    record |= estimate(record, machine) if record.get("traffic") is not None or not machine.tpu else {}
+    if record.get("traffic") is not None or not machine.tpu:
+        record |= estimate(record, machine)
     record["advice"] = advice(record, config, machine)
     if largest_batch:
         sizes = record["mesh"]
-        unit = sizes["data"] * sizes["fsdp"] * config.optim.accumulate
+        unit = sizes["data"] * sizes["fsdp"] * config.optim.accum_steps
 
         def fits(batch: int) -> bool:
             return (batch == record["batch"] and record["fits"]) or _fits(config, batch, machine, devices)
@@ -38,9 +38,9 @@ def make(config: ConfigDict, machine: Topology, largest_batch: bool = False, dev
 
 def compare(
     config: ConfigDict, machine: Topology, meshes: Sequence[str], say: Callable[[str], None] = lambda line: None
-) -> dict[str, Any]:
-    """The plans of several shardings, and the fastest that fits; one that cannot be is listed with the reason."""
-    plans: dict[str, Any] = {}
+) -> Record:
+    """The plans of several shardings and the fastest that fits; refused ones are listed with the reason."""
+    plans: dict[str, Record] = {}
     configs = {name: meshed(config, name, machine.chips) for name in meshes}
     devices = devices_of(machine)
     for name, changed in configs.items():
@@ -49,17 +49,21 @@ def compare(
         except Refused as error:
             plans[name] = {"fits": False, "refused": str(error)}
         say(text(plans[name], f"{machine.name}, {name}"))
-    able = [name for name, plan in plans.items() if plan["fits"]]
-    best = min(able, key=lambda name: (plans[name]["seconds"], plans[name]["hbm"]["peak"] or 0), default=None)
+    fitting = [name for name, plan in plans.items() if plan["fits"]]
+    best = min(fitting, key=lambda name: (plans[name]["seconds"], plans[name]["hbm"]["peak"] or 0), default=None)
     return {"topology": machine.name, "plans": plans, "best": best}
 
 
 def meshed(config: ConfigDict, name: str, chips: int) -> ConfigDict:
     """The config on a mesh: `data`, `fsdp`, `tensor` (2 by default, the rest fsdp) or sizes such as 4x4x1."""
     copy = config.copy_and_resolve_references()
-    if name in MESHES:
-        tensor = max(config.mesh.tensor, 2)
-        sizes: tuple[int, ...] = {"data": (chips, 1, 1), "fsdp": (1, chips, 1), "tensor": (1, -1, tensor)}[name]
+    sizes: tuple[int, ...]
+    if name == "data":
+        sizes = (chips, 1, 1)
+    elif name == "fsdp":
+        sizes = (1, chips, 1)
+    elif name == "tensor":
+        sizes = (1, -1, max(config.mesh.tensor, 2))
     else:
         sizes = tuple(int(size) if size.isdigit() else 0 for size in name.split("x"))
         if len(sizes) != 3 or 0 in sizes:
@@ -72,16 +76,16 @@ def meshed(config: ConfigDict, name: str, chips: int) -> ConfigDict:
 
 
 def blank(config: ConfigDict, shape: Sequence[int], classes: int = 0, tokens: Sequence[int] = ()) -> ConfigDict:
-    """The config with data of that shape in place of its own, for a machine that does not have them."""
+    """The config with blank data of that shape, for a machine without its data."""
     copy = config.copy_and_resolve_references()
-    options: dict[str, Any] = {"shape": tuple(shape)}
+    options: dict[str, object] = {"shape": tuple(shape)}
     options |= {"text": tuple(tokens)} if tokens else {"num_classes": classes}
     with copy.unlocked():
         copy.data.source, copy.data.options, copy.train.eval_every = "blank", ConfigDict(options), 0
     return copy
 
 
-def _fits(config: ConfigDict, batch: int, machine: Topology, devices: Any) -> bool:
+def _fits(config: ConfigDict, batch: int, machine: Topology, devices: Devices) -> bool:
     copy = config.copy_and_resolve_references()
     with copy.unlocked():
         copy.data.batch_size = batch

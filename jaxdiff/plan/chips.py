@@ -1,7 +1,7 @@
-"""What the makers publish of their chips, and the least time a step can take on them (roofline).
+"""Published chip specifications, and the minimum time per step on them (roofline).
 
-`hbm` of a TPU is what its compiler leaves to a program (libtpu 0.0.51 names it when a program does not fit), a little
-less than the published 16, 32, 95 and 32 GB. `link` is what one chip sends to others at once, all its links together.
+`hbm` of a TPU is what its compiler leaves for programs (libtpu 0.0.51 reports it when one does not fit), slightly
+less than the published 16, 32, 95 and 32 GB. `link` is the total outgoing bandwidth of a chip.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import math
 import re
 from typing import NamedTuple
 
-from jaxdiff.errors import pick
+from jaxdiff.errors import choose
 
 GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """Peak bfloat16 FLOP/s, memory in bytes and bytes/s, links in bytes/s, and who says so."""
+    """Peak bfloat16 FLOP/s, memory in bytes and bytes/s, links in bytes/s, and their source."""
 
     flops: float
     hbm: float
@@ -25,7 +25,7 @@ class Chip(NamedTuple):
     source: str
 
     def times(self, flops: float, traffic: float, sent: float) -> dict[str, float]:
-        """Seconds of a chip's arithmetic, memory traffic and communication, each if it were alone."""
+        """Seconds of a chip's arithmetic, memory traffic and communication, each on its own."""
         return {"compute": flops / self.flops, "memory": traffic / self.bandwidth, "links": sent / self.link}
 
 
@@ -41,7 +41,7 @@ TPUS = ("v4", "v5e", "v5p", "v6e")
 
 
 class Topology(NamedTuple):
-    """A machine by name: `v5e:4x4` is 16 chips of one pod slice, `h100:8` eight GPUs."""
+    """A topology by name: `v5e:4x4` is 16 chips of one pod slice, `h100:8` eight GPUs."""
 
     name: str
     kind: str
@@ -57,9 +57,9 @@ class Topology(NamedTuple):
 
 
 def topology(name: str) -> Topology:
-    """The machine of a name such as v5e:16x16, v5p:2x2x4 or h100:8."""
+    """The topology of a name such as v5e:16x16, v5p:2x2x4 or h100:8."""
     kind, _, shape = name.partition(":")
-    pick(CHIPS, kind, "chip")
+    choose(kind, CHIPS, "chip")
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
         raise ValueError(f"a topology is CHIP:SHAPE, for example v5e:4x4, v5p:2x2x2 or h100:8; got {name!r}")
     return Topology(name, kind, math.prod(int(side) for side in shape.split("x")))

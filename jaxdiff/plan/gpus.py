@@ -1,20 +1,21 @@
-"""GPUs as their compiler sees them: what it must be told of a chip that is not here.
+"""GPU targets for compiling without a GPU.
 
 The CUDA plugin of JAX (`pip install jax-cuda12-plugin jax-cuda12-pjrt`) compiles without a driver and without CUDA's
-libraries. It then chooses algorithms without trying them: real programs may be faster, and their convolutions may want
-some memory to work in.
+libraries. It then selects algorithms without autotuning: real programs may be faster, and convolutions may need
+workspace memory.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from collections.abc import Sequence
 
+import jax
 from jax.experimental import topologies
 
 from jaxdiff.plan.chips import Topology
 
-# Triton's products want sizes of tiles that only trying finds; without it they are cuBLAS's
+# Triton's matrix products need autotuned tile sizes; cuBLAS is used instead
 OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 # of one multiprocessor and of the chip, from NVIDIA's tuning guides; memory and its speed are those of chips.CHIPS
@@ -29,7 +30,7 @@ SAME = {
     "block_dim_limit_y": 65535,
     "block_dim_limit_z": 65535,
 }
-DEVICES: dict[str, dict[str, Any]] = {
+DEVICES: dict[str, dict[str, int | float | str]] = {
     "a100": {
         "core_count": 108,
         "fpus_per_core": 64,
@@ -52,7 +53,7 @@ DEVICES: dict[str, dict[str, Any]] = {
 
 
 def installed() -> bool:
-    """Whether the compiler for GPUs is here."""
+    """Whether the GPU compiler is installed."""
     if importlib.util.find_spec("jax_plugins") is None:
         return False
     return any(importlib.util.find_spec(name) is not None for name in PLUGINS)
@@ -62,13 +63,13 @@ def target(machine: Topology) -> str:
     """The chip in the text form of XLA's GPU targets."""
     memory = {"memory_bandwidth": int(machine.chip.bandwidth), "device_memory_size": int(machine.chip.hbm)}
     known = {**SAME, **DEVICES[machine.kind], **memory}
-    fields = " ".join(f"{name}{'' if str(value)[0] == '{' else ':'} {value}" for name, value in known.items())
+    fields = " ".join(f"{name}: {value}" for name, value in known.items()).replace(": {", " {")
     dnn = "dnn_version_info { major: 9 minor: 8 }"
     return f'gpu_device_info {{ {fields} }} platform_name: "CUDA" {dnn} device_description_str: "{machine.kind}"'
 
 
-def devices(machine: Topology) -> Any:
-    """Devices to build a mesh from; `h100:4x8` are four hosts with eight each."""
+def devices(machine: Topology) -> Sequence[jax.Device]:
+    """Devices to build a mesh from; `h100:4x8` is four hosts with eight GPUs each."""
     sides = machine.name.partition(":")[2].split("x")
     shape = "x".join(["1"] * (3 - len(sides)) + sides)
     return topologies.get_topology_desc(

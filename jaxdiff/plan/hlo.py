@@ -1,7 +1,7 @@
-"""Reading a compiled program's text: its collectives and its memory traffic, loops counted as often as they run.
+"""Parsing a compiled program's text: its collectives and memory traffic, with loop bodies counted per iteration.
 
-The compiler's own totals count the body of a loop once. Here a loop over 28 blocks counts 28 times: the trip count of a
-`scan` is the constant its condition compares with, a loop of unknown length counts once.
+The compiler's own totals count a loop body once. Here a loop over 28 blocks counts 28 times: the trip count of a `scan`
+is the constant its condition compares with; a loop of unknown length counts once.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import math
 import re
 from typing import NamedTuple
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 BITS = {"pred": 8, "token": 0, "opaque": 0}
-# instructions that only name memory; what loops, branches and calls move is counted inside
+# no traffic of their own; loops, branches and calls are counted inside
 FREE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "iota")
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) (?P<op>[\w\-]+)\((?P<rest>.*)$")
@@ -34,7 +34,7 @@ class Instruction(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """One collective of the text: bytes of its result on a chip, chips that take part, how often it runs a step."""
+    """One collective: bytes of its result per chip, chips in its group, runs per step."""
 
     kind: str
     bytes: int
@@ -43,7 +43,7 @@ class Collective(NamedTuple):
 
     @property
     def sent(self) -> float:
-        """Bytes a chip sends in a step, by the ring algorithm."""
+        """Bytes a chip sends per step, by the ring algorithm."""
         share = (self.group - 1) / self.group
         ways = {"all-gather": share, "all-reduce": 2 * share, "reduce-scatter": self.group - 1, "all-to-all": share}
         return self.times * self.bytes * ways.get(self.kind, 1.0)
@@ -65,7 +65,7 @@ class Program:
             elif found := _INSTRUCTION.match(line):
                 current.append(_instruction(found))
         self.times: dict[str, int] = {}
-        self.fused: set[str] = set()  # what runs inside one kernel: its values are in no memory
+        self.fused: set[str] = set()  # inside a kernel: intermediates never reach memory
         self._run(self.entry, 1, False)
 
     def _run(self, name: str, times: int, fused: bool) -> None:
@@ -78,9 +78,9 @@ class Program:
                 self._run(called, times * repeats, fused or line.op not in ("while", "conditional", "call"))
 
     def _trips(self, loop: Instruction) -> int:
-        """How often a `while` runs: as its line says, or the constant that a counter from 0 is compared with."""
-        if told := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
-            return int(told[1])
+        """The trip count of a `while`: the annotated one, or the constant its counter is compared with."""
+        if annotated := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+            return int(annotated[1])
         condition = re.search(r"condition=%?([\w.\-]+)", loop.attributes)
         lines = self.computations.get(condition[1], []) if condition else []
         known = {line.name: line for line in lines}
@@ -91,12 +91,12 @@ class Program:
         return 1
 
     def collectives(self) -> list[Collective]:
-        """Every collective of the text; the pieces of one that overlaps with arithmetic share a channel and are one."""
+        """Every collective of the text; the parts of one that overlaps with compute share a channel and count once."""
         found: dict[str, Collective] = {}
         for name, lines in self.computations.items():
             for line in lines:
                 kind = line.op.removesuffix("-start")
-                if kind in KINDS and name in self.times:
+                if kind in COLLECTIVES and name in self.times:
                     size = _result(line) if line.op.endswith("-start") else _bytes(line.type)
                     channel = re.search(r"channel_id=(\d+)", line.attributes)
                     one = Collective(kind, size, _group(line.attributes, self.devices), self.times[name])
@@ -104,7 +104,7 @@ class Program:
         return list(found.values())
 
     def traffic(self) -> int:
-        """Bytes between a chip's main memory and its kernels in a step."""
+        """Bytes between a chip's main memory and its kernels per step."""
         total = 0
         for name, lines in self.computations.items():
             if name in self.times and name not in self.fused:
@@ -116,7 +116,7 @@ class Program:
         if line.op in FREE or line.op.endswith("-done"):
             return 0
         if line.op.endswith("-start"):
-            return _result(line)  # a copy between memories crosses the main one's border once
+            return _result(line)  # a copy between memories touches main memory once
         body = _called(line)[0] if line.op == "fusion" else ""
         written = self._written(body) if body else None
         total = _bytes(line.type, main=True) if written is None else written
@@ -130,14 +130,14 @@ class Program:
         return total
 
     def _written(self, body: str) -> int | None:
-        """Bytes a fusion writes that updates part of an array in place; None: all of its result."""
+        """Bytes written by a fusion that updates part of an array in place; None: its whole result."""
         lines = self.computations.get(body, [])
         if not lines or lines[-1].op != "dynamic-update-slice":
             return None
         return next((_bytes(line.type) for line in lines if line.name == lines[-1].operands[1]), None)
 
     def _read(self, body: str, position: int) -> int:
-        """Bytes a fusion reads of one operand: of one that is only sliced, the slices."""
+        """Bytes a fusion reads of one operand; only the slices if it is sliced."""
         lines = self.computations.get(body, [])
         parameter = next(
             (line for line in lines if line.op == "parameter" and line.attributes.startswith(f"{position})")), None
@@ -159,7 +159,7 @@ class Program:
 
 
 def by_kind(collectives: list[Collective]) -> dict[str, dict[str, float]]:
-    """How many of each kind stand in the text and run in a step, their results' bytes and what a chip sends."""
+    """Per kind: number in the program, runs per step, bytes of results and bytes sent per chip."""
     table: dict[str, dict[str, float]] = {}
     for one in collectives:
         row = table.setdefault(one.kind, {"in_text": 0, "per_step": 0, "bytes": 0, "sent": 0.0})
@@ -176,29 +176,30 @@ def _instruction(found: re.Match[str]) -> Instruction:
         depth += (inside[end] in "([{") - (inside[end] in ")]}")
         end += 1
     names = tuple(re.findall(r"%([\w.\-]+)", inside[:end]))
-    # of a constant or a parameter the parentheses hold its value or its number
+    # the parentheses of a constant or parameter hold its value or number
     attributes = inside if found["op"] in ("constant", "parameter") else inside[end:]
     return Instruction(found["name"], found["type"], found["op"], names, attributes)
 
 
 def _called(line: Instruction) -> list[str]:
-    if line.op == "while":
+    if line.op in ("while", "fusion", "call", "async-start"):
         return _CALLED.findall(line.attributes)
     if line.op == "conditional":
         names = ",".join(name for found in _BRANCHES.findall(line.attributes) for name in found if name)
         return [name.strip().lstrip("%") for name in names.split(",")]
-    return _CALLED.findall(line.attributes) if line.op in ("fusion", "call", "async-start") else []
+    return []
 
 
 def _sizes(type_: str, main: bool = False) -> list[int]:
-    """Bytes of each array of a type; with `main` those in another memory, S(1) and so on, count nothing."""
+    """Bytes of each array of a type; with `main`, arrays in other memories, S(1) and so on, count zero."""
     sizes = []
     for found in _ARRAY.finditer(type_):
         kind, shape = found[1], found[2]
         width = re.search(r"\d+", kind)
         bits = BITS.get(kind, int(width[0]) if width else 0)
-        elsewhere = main and re.search(r"S\([1-9]", found[0])
-        sizes.append(0 if elsewhere else math.prod(int(side) for side in shape.split(",") if side) * bits // 8)
+        if main and re.search(r"S\([1-9]", found[0]):
+            bits = 0
+        sizes.append(math.prod(int(side) for side in shape.split(",") if side) * bits // 8)
     return sizes
 
 
@@ -207,7 +208,7 @@ def _bytes(type_: str, main: bool = False) -> int:
 
 
 def _result(line: Instruction) -> int:
-    """Bytes of what an asynchronous instruction makes: its type also holds operands and contexts."""
+    """Bytes of an asynchronous instruction's result: its type also lists operands and contexts."""
     sizes = _sizes(line.type)
     if line.op == "all-reduce-start":
         return sum(sizes)
@@ -217,7 +218,7 @@ def _result(line: Instruction) -> int:
 
 
 def _group(attributes: str, devices: int) -> int:
-    """Chips of one replica group, in any of the three ways they are written."""
+    """Chips per replica group, in any of its three notations."""
     if found := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", attributes):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
         used = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", found[2])

@@ -1,23 +1,22 @@
 """GITS (Chen et al., ICML 2024): choose the n best timestamps of a fine grid, without training.
 
-A teacher runs the fine grid t_0 > ... > t_N on a batch of noises. A jump i -> j is one Euler step along the
+A teacher runs the fine grid t_0 > ... > t_N on a batch of noise. A jump i -> j is one Euler step along the
 teacher's slope d_i; its cost is how much further from the chord x_0 - x_N it lands than the teacher's x_j:
 
     cost(i, j) = E |P(x_i + (t_j - t_i) d_i)| - E |P x_j|,       P = the projection away from the chord.
 
 Dynamic programming finds the path of n - 1 jumps: V_1(j) = cost(j, N), V_k(j) = min_i cost(j, i) + discount V_{k-1}(i).
-|P(x + w d)|^2 is a quadratic in w, so three inner products per state price all jumps. The cost is signed and assumes
-that trajectories bend one way, as they do in image space; in a few dimensions it can choose badly.
+|P(x + w d)|^2 is a quadratic in w, so three inner products per state give the cost of all jumps. The cost is signed and
+assumes that trajectories bend one way, as they do in image space; in few dimensions it can choose poorly.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from jaxdiff.denoisers import Cond, Denoiser, noise_prediction
 from jaxdiff.solvers.sample import solve
@@ -27,7 +26,7 @@ from jaxdiff.solvers.steps import Solver
 def gits(
     denoise: Denoiser,
     x: Float[Array, "b ..."],
-    sigmas: Any,
+    sigmas: ArrayLike,
     n: int,
     solver: str | Solver = "ipndm",
     cond: Cond = None,

@@ -11,20 +11,26 @@ A polynomial, logsnr, flow or discrete grid (rho = 1) of K(n-1)+1 points contain
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxdiff.errors import pick
 
+Table = ArrayLike | None
+
 
 def grid(
-    n: int, sigma_min: float, sigma_max: float, kind: str = "polynomial", rho: float | None = None, table: Any = None
+    n: int,
+    sigma_min: float,
+    sigma_max: float,
+    kind: str = "polynomial",
+    rho: float | None = None,
+    table: Table = None,
 ) -> np.ndarray:
-    """n descending noise levels; the last is sigma_min (of one level, sigma_max), no zero is appended.
+    """n descending noise levels; the last is sigma_min (sigma_max for n = 1), no zero is appended.
 
     `rho` bends the knots, linear in time^(1/rho): 7 for polynomial, 1 for the others unless given.
-    `table` holds the ascending noise levels of a discrete model (`denoisers.sigma_table(abar)`).
+    `table` holds the ascending noise levels of a discrete model (`schedules.sigma_table(alpha_bar)`).
     """
     build, default_rho = pick(GRIDS, kind, "grid kind")
     if n < 1:
@@ -33,7 +39,7 @@ def grid(
         raise ValueError(f"a grid needs 0 < sigma_min < sigma_max, got {sigma_min=} and {sigma_max=}")
     if (kind == "discrete") == (table is None):
         raise ValueError(
-            "kind='discrete' and table (the model's ascending noise levels) go together: give both or neither"
+            "kind='discrete' and table (the model's ascending noise levels) go together: pass both or neither"
         )
     if n == 1:
         return np.array([float(sigma_max)])
@@ -43,20 +49,20 @@ def grid(
 
 
 def _between(first: float, last: float, n: int, rho: float) -> np.ndarray:
-    """n knots from first to last, linear in the rho-th root; written so that nested grids agree to the bit."""
+    """n knots from first to last, linear in the rho-th root; so that nested grids agree exactly."""
     start, stop = first ** (1 / rho), last ** (1 / rho)
     return (start + np.arange(n) / (n - 1) * (stop - start)) ** rho
 
 
-def _polynomial(n: int, low: float, high: float, rho: float, table: Any) -> np.ndarray:
+def _polynomial(n: int, low: float, high: float, rho: float, table: Table) -> np.ndarray:
     return _between(high, low, n, rho)
 
 
-def _logsnr(n: int, low: float, high: float, rho: float, table: Any) -> np.ndarray:
+def _logsnr(n: int, low: float, high: float, rho: float, table: Table) -> np.ndarray:
     return np.exp(np.log(high) + np.arange(n) / (n - 1) * (np.log(low) - np.log(high)))
 
 
-def _uniform(n: int, low: float, high: float, rho: float, table: Any, first_time: float = 1e-3) -> np.ndarray:
+def _uniform(n: int, low: float, high: float, rho: float, table: Table, first_time: float = 1e-3) -> np.ndarray:
     """sigma(t)^2 = exp(slope t^2/2 + base t) - 1 with sigma(first_time) = low and sigma(1) = high."""
     at_low, at_high = np.log1p(low**2), np.log1p(high**2)
     slope = 2 * (at_low / first_time - at_high) / (first_time - 1)
@@ -65,20 +71,20 @@ def _uniform(n: int, low: float, high: float, rho: float, table: Any, first_time
     return np.sqrt(np.expm1(slope * time**2 / 2 + base * time))
 
 
-def _flow(n: int, low: float, high: float, rho: float, table: Any) -> np.ndarray:
+def _flow(n: int, low: float, high: float, rho: float, table: Table) -> np.ndarray:
     time = _between(high / (1 + high), low / (1 + low), n, rho)
     return time / (1 - time)
 
 
-def _discrete(n: int, low: float, high: float, rho: float, table: Any) -> np.ndarray:
+def _discrete(n: int, low: float, high: float, rho: float, table: Table) -> np.ndarray:
     levels = np.log(np.asarray(table, np.float64))
     if levels.ndim != 1 or not (np.diff(levels) > 0).all():
-        raise ValueError("table must hold ascending noise levels, as denoisers.sigma_table(abar) gives them")
+        raise ValueError("table must hold ascending noise levels, as schedules.sigma_table(alpha_bar) gives them")
     if np.log(low) < levels[0] - 1e-9 or np.log(high) > levels[-1] + 1e-9:
         raise ValueError(
-            f"sigma range {low:g}..{high:g} leaves {np.exp(levels[0]):g}..{np.exp(levels[-1]):g}; stay inside it"
+            f"sigma {low:g}..{high:g} exceeds the table's {np.exp(levels[0]):g}..{np.exp(levels[-1]):g}; reduce it"
         )
-    index = np.arange(1.0, len(levels) + 1)  # counted from 1 so that roots of the first index exist
+    index = np.arange(1.0, len(levels) + 1)  # from 1, so that rho-th roots are defined
     ends = np.interp(np.log([high, low]), levels, index)
     return np.exp(np.interp(_between(ends[0], ends[1], n, rho), index, levels))
 

@@ -1,22 +1,22 @@
 """The solvers of dx/dsigma = (x - D(x, sigma)) / sigma, from t = sigma_i to s = sigma_{i+1} < t.
 
-Every solver that evaluates the network once a step is one row of numbers a step,
+Every solver with one network evaluation per step is a table with one row per step,
 
     x_{i+1} = a_i x_i + b_{i0} m_i + b_{i1} m_{i-1} + ... + c_i xi,    m = D (x0 form) or d = (x - D)/t (noise form),
 
-so adding one is adding a function that fills the table. With lambda = -ln sigma, h = lambda_{i+1} - lambda_i:
+so a new solver is a function that fills the table. With lambda = -ln sigma, h = lambda_{i+1} - lambda_i:
 
     euler          a = s/t, b0 = 1 - s/t                                          (= DDIM = DPM-Solver++(1))
     ipndm          a = 1, b_j = (s - t) beta_j, beta the Adams-Bashforth weights     (Zhang & Chen 2023)
     dpmpp2m, 3m    exponential integrator with backward differences of m          (Lu et al. 2022); see `_dpmpp`
-    unipc          dpmpp2m whose every state is corrected, at no cost, once D is known there   (Zhao et al. 2023)
+    unipc          dpmpp2m with each state corrected, at no cost, once D is known there   (Zhao et al. 2023)
     ancestral      euler to s_down, then noise up to s: s_down^2 + c^2 = s^2
     renoise        x0 = D, then noise up to s: how a consistency model takes several steps   (Song et al. 2023)
     sde_dpmpp2m    dpmpp2m of the SDE: h -> (1 + eta) h in the exponentials, c = s sqrt(1 - e^{-2 eta h})
     heun           y = x + (s-t) d; x + (s-t) (d + d(y, s)) / 2                  (two evaluations; EDM churn optional)
     dpm2           m = t^{1-r} s^r; y = x + (m-t) d; x + (s-t) (d(y, m)/(2r) + (1 - 1/(2r)) d)   (two evaluations)
 
-The affine invariants a + sum b = 1 (x0 form) and sum b = s - t (noise form) hold for each row: a constant D is kept.
+The affine invariants a + sum b = 1 (x0 form) and sum b = s - t (noise form) hold for each row: a constant D is exact.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -32,8 +32,11 @@ from jax import Array
 
 from jaxdiff.denoisers import Cond, Denoiser
 from jaxdiff.errors import pick
+from jaxdiff.trees import AnyArray
 
-Rows = dict[str, Any]  # one entry a step in every array
+Rows = dict[str, AnyArray]  # one entry per step in every array
+Table = Callable[[AnyArray, ModuleType], Rows]  # (sigmas, numpy or jax.numpy)
+Row = dict[str, Array]  # of one step
 Past = tuple[Array, ...]  # earlier estimates, newest first
 
 
@@ -45,45 +48,45 @@ class Solver(NamedTuple):
     `first`, which the analytical first step replaces.
     """
 
-    table: Callable[[Any, ModuleType], Rows]
+    table: Table
     step: Callable[..., tuple[Array, Past]]
     history: int = 0
     evaluations: int = 1
     stochastic: bool = False
 
-    def timestamps(self, nfe: int, afs: bool = False, to_zero: bool = False) -> int:
-        """The grid size that spends a number of evaluations; the inverse of `nfe`."""
-        steps, left = divmod(nfe + afs - to_zero, self.evaluations)
-        if left or steps < 1 - (to_zero and not afs):
-            each = f"{self.evaluations} with {afs=}, {to_zero=}"
-            raise ValueError(f"{nfe} evaluations cannot be spent in whole steps of {each}")
+    def timestamps(self, nfe: int, afs: bool = False, final_denoise: bool = False) -> int:
+        """The grid size for `nfe` evaluations; the inverse of `nfe`."""
+        steps, left = divmod(nfe + afs - final_denoise, self.evaluations)
+        if left or steps < 1 - (final_denoise and not afs):
+            each = f"{self.evaluations} with {afs=}, {final_denoise=}"
+            raise ValueError(f"{nfe} evaluations are not a whole number of steps of {each}")
         return steps + 1
 
-    def nfe(self, timestamps: int, afs: bool = False, to_zero: bool = False) -> int:
-        """Network evaluations of a solve over that many timestamps."""
-        return self.evaluations * (timestamps - 1) - afs + to_zero
+    def nfe(self, timestamps: int, afs: bool = False, final_denoise: bool = False) -> int:
+        """Network evaluations of a solve over `timestamps`."""
+        return self.evaluations * (timestamps - 1) - afs + final_denoise
 
 
 def standard_normal(key: Array, x: Array) -> Array:
-    """Noise like x from one key, or from one key per example (then an image does not depend on its batch)."""
+    """Noise like x from one key, or from one key per example (so that an image does not depend on its batch)."""
     if key.ndim == 0:
         return jax.random.normal(key, x.shape, x.dtype)
     return jax.vmap(lambda k: jax.random.normal(k, x.shape[1:], x.dtype))(key)
 
 
-# ------------------------------------------------------------------------------- one evaluation a step
+# ------------------------------------------------------------------------------- one evaluation per step
 
 
-def _linear(rows: Callable[[Any, ModuleType], Rows], terms: int, form: str = "x0", stochastic: bool = False) -> Solver:
+def _linear(rows: Table, terms: int, form: str = "x0", stochastic: bool = False) -> Solver:
     """A solver whose step is a row of coefficients: a, b [terms], and c when stochastic."""
     if form not in ("x0", "noise"):
         raise ValueError(f"form must be 'x0' or 'noise', got {form!r}")
 
-    def table(sigmas: Any, xp: ModuleType) -> Rows:
+    def table(sigmas: AnyArray, xp: ModuleType) -> Rows:
         return {"sigma": sigmas[:-1], **rows(sigmas, xp)}
 
     def step(
-        first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Rows, key: Array | None
+        first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Row, key: Array | None
     ) -> tuple[Array, Past]:
         estimate = first(x, row["sigma"], cond)
         if form == "noise":
@@ -101,7 +104,7 @@ def _linear(rows: Callable[[Any, ModuleType], Rows], terms: int, form: str = "x0
 def euler() -> Solver:
     """Euler, which is DDIM and DPM-Solver++ of order 1."""
 
-    def rows(sigmas: Any, xp: ModuleType) -> Rows:
+    def rows(sigmas: AnyArray, xp: ModuleType) -> Rows:
         ratio = sigmas[1:] / sigmas[:-1]
         return {"a": ratio, "b": (1 - ratio)[:, None]}
 
@@ -115,7 +118,7 @@ def ipndm(order: int = 4) -> Solver:
     """Improved PNDM: Adams-Bashforth with constant weights, order min(order, i + 1) at step i."""
     _check_order("ipndm", order, 4)
 
-    def rows(sigmas: Any, xp: ModuleType) -> Rows:
+    def rows(sigmas: AnyArray, xp: ModuleType) -> Rows:
         weights = np.zeros((len(sigmas) - 1, order))
         for i in range(len(weights)):
             beta = _ADAMS_BASHFORTH[min(order, i + 1) - 1]
@@ -135,7 +138,7 @@ def dpmpp3m(form: str = "x0", kappa: float = 1.0, lower_order_final: bool = True
     return _linear(lambda sigmas, xp: _dpmpp(sigmas, xp, 3, form, kappa, lower_order_final), terms=3, form=form)
 
 
-def _dpmpp(sigmas: Any, xp: ModuleType, order: int, form: str, kappa: float, lower_order_final: bool) -> Rows:
+def _dpmpp(sigmas: AnyArray, xp: ModuleType, order: int, form: str, kappa: float, lower_order_final: bool) -> Rows:
     """Rows of DPM-Solver++, an exponential integrator of m in lambda:
 
     x0 form:    x' = (s/t) x + h (psi1 m_i + psi2 G1 + psi3 G2),    psi_k at -h
@@ -169,7 +172,7 @@ def unipc(lower_order_final: bool = True) -> Solver:
     -r0 rho1 + rho2 = 2 psi3/psi1; after a first-order step rho1 = 0, rho2 = 1/2.
     """
 
-    def table(sigmas: Any, xp: ModuleType) -> Rows:
+    def table(sigmas: AnyArray, xp: ModuleType) -> Rows:
         predict = _dpmpp(sigmas, xp, 2, "x0", 1.0, lower_order_final)
         h, r0, _ = _lambda_steps(sigmas, xp)
         psi1, psi2, psi3 = (_psi(k, -h, xp) for k in (1, 2, 3))
@@ -178,11 +181,11 @@ def unipc(lower_order_final: bool = True) -> Solver:
         rho2 = xp.where(second, psi2 / psi1 - rho1, 0.5)
         old = rho1 / r0
         correct = xp.stack([0 * h, predict["a"], *(h * psi1 * w for w in (rho2, 1 + old - rho2, -old))], axis=1)
-        none = np.array([[1.0, 0.0, 0.0, 0.0, 0.0]])  # nothing to correct at the start
+        none = np.array([[1.0, 0.0, 0.0, 0.0, 0.0]])  # no correction at the first step
         return {"sigma": sigmas[:-1], **predict, "correct": xp.concatenate([none, correct[:-1]])}
 
     def step(
-        first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Rows, key: Array | None
+        first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Row, key: Array | None
     ) -> tuple[Array, Past]:
         m1, m2, origin = past
         m = first(x, row["sigma"], cond)
@@ -198,16 +201,16 @@ def _dpmpp_orders(steps: int, order: int, lower_order_final: bool) -> np.ndarray
     return np.where(i + 1 < order, i + 1, np.minimum(order, steps - i if lower_order_final else order))
 
 
-def _lambda_steps(sigmas: Any, xp: ModuleType) -> tuple[Any, Any, Any]:
-    """Steps h in lambda and the ratios of the two before each to it (1 where there is none)."""
+def _lambda_steps(sigmas: AnyArray, xp: ModuleType) -> tuple[AnyArray, AnyArray, AnyArray]:
+    """Steps h in lambda, and the ratios of the previous two to each (1 where there is none)."""
     h = xp.log(sigmas[:-1] / sigmas[1:])
     one = xp.concatenate([h[:1], h[:-1]])
     two = xp.concatenate([h[:2], h[:-2]])[: len(h)]
     return h, one / h, two / h
 
 
-def _psi(k: int, z: Any, xp: ModuleType) -> Any:
-    """psi_1 = (e^z - 1)/z, psi_{k+1} = (psi_k - 1/k!)/z; by its power series where |z| < 1 cancels digits."""
+def _psi(k: int, z: AnyArray, xp: ModuleType) -> AnyArray:
+    """psi_1 = (e^z - 1)/z, psi_{k+1} = (psi_k - 1/k!)/z; as a power series where |z| < 1 to avoid cancellation."""
     series = sum(z**j * (1 / math.factorial(j + k)) for j in range(16))
     safe = xp.where(xp.abs(z) < 1, 1.0, z)
     closed = xp.expm1(safe) / safe
@@ -220,7 +223,7 @@ def ancestral(eta: float = 1.0) -> Solver:
     """Euler ancestral sampling; eta = 0 is Euler, 1 the full posterior noise."""
     _check_eta("ancestral", eta)
 
-    def rows(sigmas: Any, xp: ModuleType) -> Rows:
+    def rows(sigmas: AnyArray, xp: ModuleType) -> Rows:
         t, s = sigmas[:-1], sigmas[1:]
         up = xp.minimum(s, eta * s * xp.sqrt(1 - (s / t) ** 2))
         down = xp.sqrt(s**2 - up**2)
@@ -230,11 +233,11 @@ def ancestral(eta: float = 1.0) -> Solver:
 
 
 def renoise(floor: float = 0.0) -> Solver:
-    """D(x, t) + sqrt(s^2 - floor^2) noise; `floor` is the noise that D leaves, a consistency model's lowest level."""
+    """D(x, t) + sqrt(s^2 - floor^2) noise; `floor` is the noise left by D, a consistency model's lowest level."""
     if floor < 0:
         raise ValueError(f"renoise: floor is a noise level >= 0, got {floor}")
 
-    def rows(sigmas: Any, xp: ModuleType) -> Rows:
+    def rows(sigmas: AnyArray, xp: ModuleType) -> Rows:
         s = sigmas[1:]
         return {"a": 0 * s, "b": xp.ones_like(s)[:, None], "c": xp.sqrt(xp.maximum(s**2 - floor**2, 0.0))}
 
@@ -245,7 +248,7 @@ def sde_dpmpp2m(eta: float = 1.0) -> Solver:
     """SDE-DPM-Solver++(2M); eta = 0 is DPM-Solver++(2M) without the lower-order end."""
     _check_eta("sde_dpmpp2m", eta)
 
-    def rows(sigmas: Any, xp: ModuleType) -> Rows:
+    def rows(sigmas: AnyArray, xp: ModuleType) -> Rows:
         h, r0, _ = _lambda_steps(sigmas, xp)
         a = xp.exp(-(1 + eta) * h)
         lead = -xp.expm1(-(1 + eta) * h)
@@ -259,7 +262,7 @@ def sde_dpmpp2m(eta: float = 1.0) -> Solver:
     return _linear(rows, terms=2, stochastic=True)
 
 
-# ------------------------------------------------------------------------------- two evaluations a step
+# ------------------------------------------------------------------------------- two evaluations per step
 
 
 def heun(churn: float = 0.0, churn_min: float = 0.0, churn_max: float = math.inf, churn_noise: float = 1.0) -> Solver:
@@ -270,7 +273,7 @@ def heun(churn: float = 0.0, churn_min: float = 0.0, churn_max: float = math.inf
     if churn < 0:
         raise ValueError(f"heun: churn must be >= 0, got {churn}")
 
-    def table(sigmas: Any, xp: ModuleType) -> Rows:
+    def table(sigmas: AnyArray, xp: ModuleType) -> Rows:
         t = sigmas[:-1]
         gain = min(churn / len(sigmas), math.sqrt(2) - 1)
         inside = (t >= churn_min) & (t <= churn_max)
@@ -279,7 +282,7 @@ def heun(churn: float = 0.0, churn_min: float = 0.0, churn_max: float = math.inf
         return {"sigma": raised, "next": sigmas[1:], "c": xp.where(inside, spread * t, 0.0)}
 
     def step(
-        first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Rows, key: Array | None
+        first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Row, key: Array | None
     ) -> tuple[Array, Past]:
         if churn:
             assert key is not None
@@ -298,11 +301,11 @@ def dpm2(r: float = 0.5) -> Solver:
     if not 0 < r <= 1:
         raise ValueError(f"dpm2: r must be in (0, 1], got {r}")
 
-    def table(sigmas: Any, xp: ModuleType) -> Rows:
+    def table(sigmas: AnyArray, xp: ModuleType) -> Rows:
         return {"sigma": sigmas[:-1], "middle": sigmas[:-1] ** (1 - r) * sigmas[1:] ** r, "next": sigmas[1:]}
 
     def step(
-        first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Rows, key: Array | None
+        first: Denoiser, denoise: Denoiser, cond: Cond, x: Array, past: Past, row: Row, key: Array | None
     ) -> tuple[Array, Past]:
         slope = (x - first(x, row["sigma"], cond)) / row["sigma"]
         middle = x + (row["middle"] - row["sigma"]) * slope
@@ -336,7 +339,7 @@ SOLVERS: dict[str, Callable[..., Solver]] = {
 }
 
 
-def make(name: str, **options: Any) -> Solver:
+def make(name: str, **options: object) -> Solver:
     """A solver by its name in SOLVERS, with that solver's keyword options."""
     build = pick(SOLVERS, name, "solver")
     try:

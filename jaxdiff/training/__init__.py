@@ -1,22 +1,31 @@
-"""Training: one loop for every method, sharded, checkpointed, stoppable."""
+"""Training: one loop for every method, sharded, checkpointed and interruptible; and loading runs for sampling."""
 
-from jaxdiff.training.build import Job, build, check_sampling
+from jaxdiff.training.build import Run, build, check_sampling, load_data
 from jaxdiff.training.curriculum import stages
-from jaxdiff.training.evaluate import captions, compare_halves, corrector, evaluate, sample, sampler
-from jaxdiff.training.trainer import NonFinite, Result, train
+from jaxdiff.training.evaluate import compare_halves, evaluate, save_reference_stats
+from jaxdiff.training.loading import SavedRun, load
+from jaxdiff.training.sampling import Sampler, captions_of, from_dataset, from_examples, from_prompts
+from jaxdiff.training.state import NonFinite
+from jaxdiff.training.trainer import Result, prepare, train
 
 __all__ = [
-    "Job",
     "NonFinite",
     "Result",
+    "Run",
+    "Sampler",
+    "SavedRun",
     "build",
-    "captions",
+    "captions_of",
     "check_sampling",
     "compare_halves",
-    "corrector",
     "evaluate",
-    "sample",
-    "sampler",
+    "from_dataset",
+    "from_examples",
+    "from_prompts",
+    "load",
+    "load_data",
+    "prepare",
+    "save_reference_stats",
     "stages",
     "train",
 ]

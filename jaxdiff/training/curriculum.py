@@ -1,22 +1,21 @@
-"""Several trainings in one config: stages on other data or at other resolutions, each starting where the last ended.
+"""Multi-stage training in one config: other data or resolutions, each stage starting from the previous one.
 
     c.curriculum = ConfigDict({
         "stage1": {"data": {"options": {"image_size": 16}}, "train": {"steps": 2000}},
         "stage2": {"data": {"options": {"image_size": 32}}, "noise": {"shift": 2.0}, "model": {"fields": {"grid": 8}}},
     })
 
-A stage is the config with its changes, trained in workdir/stage; stages follow in the order of their names.
+A stage is the config with its changes, trained in workdir/<stage>; stages run in the order of their names.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
-from jaxdiff.errors import pick
+from jaxdiff.errors import choose
 
-OPEN = ("options", "fields", "level_options", "assignment_options")  # their keys belong to what they configure
+# sections with free-form keys
+OPEN = ("options", "fields", "sigma_options", "assignment_options", "weight_options", "score_weight_options")
 
 
 def stages(config: ConfigDict) -> list[tuple[str, ConfigDict]]:
@@ -31,10 +30,10 @@ def stages(config: ConfigDict) -> list[tuple[str, ConfigDict]]:
     return made
 
 
-def _change(config: ConfigDict, changes: Any, path: str) -> None:
+def _change(config: ConfigDict, changes: ConfigDict, path: str) -> None:
     for name, value in changes.items():
         if path.rsplit(".", 1)[-1] not in OPEN:
-            pick(dict(config.items()), name, f"key in {path}")
+            choose(name, config, f"key in {path}")
         if isinstance(value, ConfigDict) and isinstance(config.get(name), ConfigDict):
             _change(config[name], value, f"{path}.{name}")
         else:

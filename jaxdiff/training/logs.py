@@ -1,4 +1,4 @@
-"""What a run tells: readable lines, metrics.jsonl, TensorBoard, picture grids; a progress bar only on a terminal."""
+"""Logging: console lines, metrics.jsonl, TensorBoard, image grids; a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import json
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
-LETTER, LINE = 6, 12  # pixels of Pillow's own font
+LETTER, LINE = 6, 12  # pixels of Pillow's default font
 
 
 class Logger:
-    """The main process writes; the others stay silent."""
+    """Only the main process writes."""
 
     def __init__(self, workdir: Path, total: int = 0, start: int = 0, quiet: bool = False) -> None:
         self.active = jax.process_index() == 0
@@ -34,7 +35,7 @@ class Logger:
             self._bar = tqdm(total=total, initial=start, unit="step", dynamic_ncols=True)
 
     def say(self, text: str) -> None:
-        """A line for people."""
+        """Print a line to the console."""
         if not self.active or self.quiet:
             return
         if self._bar is not None:
@@ -47,7 +48,7 @@ class Logger:
             self._bar.update(step - self._bar.n)
 
     def scalars(self, step: int, values: dict[str, float], show: bool = True) -> None:
-        """Metrics of one step, to all three places."""
+        """Log the metrics of one step to metrics.jsonl, TensorBoard and, with `show`, the console."""
         if not self.active:
             return
         self.event({"step": step, **values})
@@ -58,51 +59,51 @@ class Logger:
             shown = (f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, (int, float)))
             self.say(f"step {step}: " + ", ".join(shown))
 
-    def event(self, record: dict[str, Any]) -> None:
-        """One line of metrics.jsonl."""
+    def event(self, record: Mapping[str, object]) -> None:
+        """Append a line to metrics.jsonl."""
         if not self.active:
             return
         try:
             self._file.write(json.dumps({"time": round(time.time(), 3), **record}, default=str) + "\n")
             self._file.flush()
         except OSError as error:
-            raise OSError(f"cannot write {self._file.name}: {error}. Run the same command again to go on") from error
+            raise OSError(f"cannot write {self._file.name}: {error}. Rerun the command to resume") from error
 
-    def images(self, step: int, images: Any, name: str = "samples", captions: Sequence[str] = ()) -> Path | None:
-        """A grid as samples/{name}_{step}.png and in TensorBoard."""
+    def images(self, step: int, images: ArrayLike, name: str = "samples", captions: Sequence[str] = ()) -> Path | None:
+        """Write an image grid to samples/{name}_{step}.png and to TensorBoard."""
         if not self.active:
             return None
-        picture = captioned_grid(images, captions) if captions else image_grid(images)
+        grid = captioned_grid(images, captions) if captions else image_grid(images)
         path = self.workdir / "samples" / f"{name}_{step:08d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_png(path, picture)
-        self._board.add_image(name, picture, step, dataformats="HWC")
+        save_png(path, grid)
+        self._board.add_image(name, grid, step, dataformats="HWC")
         return path
 
     def close(self) -> None:
         if self.active:
             if self._bar is not None:
                 self._bar.close()
-            with suppress(OSError):  # every line was flushed when it was written; a full disk has been told of then
+            with suppress(OSError):  # lines are flushed when written, so a full disk has already been reported
                 self._board.close()
                 self._file.close()
 
 
 def board(folder: Path) -> Any:
-    """A TensorBoard writer. tensorboardX imports torch wherever that is installed, unless it finds it barred."""
-    barred = "torch" not in sys.modules
-    if barred:
+    """A TensorBoard writer. tensorboardX imports torch if it is installed, unless the import is blocked."""
+    blocked = "torch" not in sys.modules
+    if blocked:
         sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         from tensorboardX import SummaryWriter
     finally:
-        if barred:
+        if blocked:
             del sys.modules["torch"]
     return SummaryWriter(str(folder))
 
 
-def image_grid(images: Any, columns: int | None = None, gap: int = 1, scale: int | None = None) -> np.ndarray:
-    """Images [n h w c] in [-1, 1] as one uint8 RGB picture; small ones are enlarged by repeating pixels."""
+def image_grid(images: ArrayLike, columns: int | None = None, gap: int = 1, scale: int | None = None) -> np.ndarray:
+    """Images [n h w c] in [-1, 1] as one uint8 RGB image; small images are enlarged by repeating pixels."""
     from jaxdiff.evaluation.report import to_uint8
 
     pixels = to_uint8(np.asarray(images, np.float32))
@@ -118,10 +119,13 @@ def image_grid(images: Any, columns: int | None = None, gap: int = 1, scale: int
     return canvas.repeat(scale, 0).repeat(scale, 1)
 
 
-def captioned_grid(images: Any, captions: Sequence[str], columns: int | None = None, side: int = 128) -> np.ndarray:
-    """Images [n h w c] in [-1, 1], enlarged to `side` pixels or more, with their captions below them."""
+def captioned_grid(
+    images: ArrayLike, captions: Sequence[str], columns: int | None = None, side: int = 128
+) -> np.ndarray:
+    """Images [n h w c] in [-1, 1], enlarged towards `side` pixels, with captions below."""
     from PIL import Image, ImageDraw
 
+    images = np.asarray(images)
     scale = max(1, side // images.shape[2])
     cells = [image_grid(image[None], 1, 0, scale) for image in images]
     width = cells[0].shape[1]
@@ -138,7 +142,7 @@ def captioned_grid(images: Any, captions: Sequence[str], columns: int | None = N
     return np.concatenate([np.concatenate(gapped[i : i + columns], 1) for i in range(0, len(cells), columns)])
 
 
-def save_png(path: Path, picture: np.ndarray) -> None:
+def save_png(path: Path, pixels: np.ndarray) -> None:
     from PIL import Image
 
-    Image.fromarray(picture).save(path)
+    Image.fromarray(pixels).save(path)

@@ -1,4 +1,4 @@
-"""Optimizers from a config: an optax chain with warm-up, decay and clipping, scheduled by images seen."""
+"""Optimizers from a config: an optax chain with warm-up, decay and clipping, scheduled in images seen."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import optax
+from jax import Array
+from jax.typing import ArrayLike
 
 from jaxdiff.errors import pick
 
@@ -23,23 +25,26 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 def schedule(
     peak: float, batch_size: int, warmup_images: float = 0, decay: str = "constant", decay_images: float = 0
 ) -> optax.Schedule:
-    """Learning rate by update count, in images: linear warm-up, then constant, cosine, linear, sqrt or step (x0.1).
+    """Learning rate by update count: linear warm-up, then constant, cosine, linear, sqrt or step (x0.1), in images.
 
-    cosine and linear reach 0 at `decay_images`; sqrt falls as sqrt(decay_images / images) beyond it; step drops there.
+    cosine and linear reach 0 at `decay_images`; sqrt then decays as sqrt(decay_images / images); step drops there.
     """
     after = pick(_DECAYS, decay, "learning-rate decay")
     if decay != "constant" and decay_images <= 0:
         raise ValueError(f"decay={decay!r} needs decay_images > 0, got {decay_images}")
 
-    def rate(count: Any) -> Any:
+    def rate(count: ArrayLike) -> ArrayLike:
         images = jnp.asarray(count, jnp.float32) * batch_size
-        warm = jnp.minimum((images + batch_size) / warmup_images, 1.0) if warmup_images else 1.0
-        return peak * warm * after(images / decay_images if decay_images else images)
+        relative = images / decay_images if decay_images else images
+        warm: ArrayLike = 1.0
+        if warmup_images:
+            warm = jnp.minimum((images + batch_size) / warmup_images, 1.0)
+        return peak * warm * after(relative)
 
     return rate
 
 
-_DECAYS: dict[str, Callable[[Any], Any]] = {
+_DECAYS: dict[str, Callable[[Array], ArrayLike]] = {
     "constant": lambda x: 1.0,
     "cosine": lambda x: 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(x, 0, 1))),
     "linear": lambda x: (1 - x).clip(0, 1),
@@ -59,7 +64,7 @@ def make(
     decay_images: float = 0,
     options: Mapping[str, Any] | None = None,
 ) -> optax.GradientTransformation:
-    """Clip by global norm (0: off), then the optimizer with its schedule and its own options (b1, weight_decay...)."""
+    """Clip by global norm (0: off), then the optimizer with its schedule and options (b1, weight_decay, ...)."""
     build = pick(OPTIMIZERS, name, "optimizer")
     rate = schedule(learning_rate, batch_size, warmup_images, decay, decay_images)
     try:

@@ -1,7 +1,7 @@
-"""One question asked at every boundary: should the run stop here?
+"""Graceful stop on signals, checked at every step.
 
-SIGTERM and SIGINT ask for it; a second SIGINT interrupts at once. With several processes the answer is agreed through
-JAX's preemption sync point, so that all of them stop, and save, at the same step; JAX listens for SIGTERM itself then.
+SIGTERM and SIGINT request a stop; a second SIGINT interrupts immediately. With several processes the stop is agreed
+through JAX's preemption sync point, so that all stop and save at the same step; JAX then handles SIGTERM itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 from jax.experimental import multihost_utils
@@ -27,11 +27,12 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: str | None = None
-        self._previous: dict[int, Any] = {}
+        self._previous: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT) if jax.process_count() == 1 else (signal.SIGINT,):
+            signals = [signal.SIGINT] if jax.process_count() > 1 else [signal.SIGTERM, signal.SIGINT]
+            for number in signals:
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 
@@ -44,16 +45,16 @@ class Stop:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number).name
         if jax.process_count() > 1:
-            os.kill(os.getpid(), signal.SIGTERM)  # what JAX listens for, to tell the other processes
+            os.kill(os.getpid(), signal.SIGTERM)  # handled by JAX, which notifies the other processes
 
-    def asked(self, step: int) -> bool:
+    def requested(self, step: int) -> bool:
         """Whether to stop at this step; the same answer on every process."""
         if jax.process_count() == 1:
             return self.signal is not None
         return bool(multihost_utils.reached_preemption_sync_point(step))
 
     def during(self, work: Callable[[], T], what: str) -> T:
-        """`work()`, which changes nothing on disk, in a thread: a stop asked meanwhile ends the process at once."""
+        """Run `work()`, which writes nothing to disk, in a thread: a stop request meanwhile exits immediately."""
         result: list[T] = []
         failure: list[BaseException] = []
 

@@ -1,45 +1,47 @@
-"""Parameters of another run, or public ones, as the start of this one: at a new resolution, with new conditions.
+"""Initialises a run from another run or public weights: at a new resolution, with other conditioning.
 
     same name and shape          copied
-    positions of another grid    resampled (MDT): the new token i of S stands at i S0 / S of the old grid of S0, values
-                                 between two old ones are linear; biases by offset likewise, held beyond the last
-    where conditions come in     left fresh if they differ: classes to text, another text encoder, control added
-    anything else                refused: it belongs to another network
+    positions of another grid    resampled (MDT): token i of S is placed at i S0 / S of the old grid of S0, with linear
+                                 interpolation; offset biases likewise, constant beyond the last
+    conditioning layers          reinitialised if they differ: classes to text, another text encoder, control added
+    anything else                rejected: it belongs to another network
 
-Positions that are computed (DiT, PixArt, MMDiT) are no parameters: model.fields.grid and .positions resample them.
+Computed positions (DiT, PixArt, MMDiT) are not parameters: model.fields.grid and .positions resample them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jaxdiff.trees import by_name, misfits, path_name
+from jaxdiff.trees import Params, by_name, mismatches, path_name
 
-# the layers that conditions enter a network by
+Arrays: TypeAlias = Mapping[str, Any]  # arrays, or their shapes, by name
+
+# layers through which conditioning enters a network
 INPUTS = re.compile(
     r"(^|/)(label|map_label|map_augment|text|text_mlp|null_text|pooled|added|control_embed|cross_attention/kv)(/|$)"
 )
 
 
-def fit(found: Mapping[str, Any], params: Any, source: Any) -> dict[str, Any]:
-    """Those of the arrays `found` that the network with these `params` (or their shapes) starts from, by name."""
+def fit(found: Arrays, params: Params, source: str) -> dict[str, Any]:
+    """The arrays of `found` that a network with these `params` (or shapes) can start from, by name."""
     wanted = by_name(params)
     found = resampled(found, wanted)
     fits = {name for name in found if name in wanted and tuple(found[name].shape) == tuple(wanted[name].shape)}
-    renewed = {_layer(name) for name in {*found, *wanted} - fits}  # whole layers: no old bias beside a new kernel
+    renewed = {_layer(name) for name in {*found, *wanted} - fits}  # whole layers: never an old bias with a new kernel
     theirs, ours = ({n: a for n, a in arrays.items() if not INPUTS.search(n)} for arrays in (found, wanted))
-    wrong = misfits(theirs, ours)
+    wrong = mismatches(theirs, ours)
     if wrong:
         raise ValueError(
-            f"{source} belongs to another model: {wrong}; weights of another width, depth or patch cannot be taken "
-            "over: give model.fields the values of that run (its config.json), or start without train.init_from"
+            f"{source} belongs to another model: {wrong}; weights of another width, depth or patch size cannot be "
+            "reused: set model.fields as in that run's config.json, or unset train.init_from"
         )
     return {name: found[name] for name in wanted if name in fits and _layer(name) not in renewed}
 
@@ -48,22 +50,23 @@ def _layer(name: str) -> str:
     return name.rsplit("/", 1)[0]
 
 
-def put(kept: Mapping[str, Any], fresh: Any) -> Any:
-    """The parameters `fresh` with the arrays of `kept` in their places."""
+def put(kept: Arrays, fresh: Params) -> Params:
+    """The parameters `fresh` with the arrays of `kept` substituted."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: jnp.array(kept.get(path_name(path), leaf)), fresh)
 
 
-def report(kept: Mapping[str, Any], params: Any) -> str:
-    """What is taken over and what is new, for people."""
+def report(kept: Arrays, params: Params) -> str:
+    """A summary of what is copied and what is new."""
     new = sorted({_layer(name) for name in by_name(params) if name not in kept})
-    return f"{len(kept)} arrays copied, " + (f"new: {', '.join(new)}" if new else "nothing is new")
+    rest = f"new: {', '.join(new)}" if new else "nothing is new"
+    return f"{len(kept)} arrays copied, {rest}"
 
 
-# ------------------------------------------------------------------------------------------ tables of positions
+# ------------------------------------------------------------------------------------------ position tables
 
 
-def resampled(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """`found` with an MDT's tables of positions on the grid of `wanted`."""
+def resampled(found: Arrays, wanted: Arrays) -> dict[str, Any]:
+    """`found` with an MDT's position tables resampled to the grid of `wanted`."""
     tables = ("positions", "decoder_positions")
     if not all(name in arrays and arrays[name].ndim == 3 for name in tables for arrays in (found, wanted)):
         return dict(found)
@@ -80,7 +83,7 @@ def resampled(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, 
 
 
 def resample_positions(table: Float[np.ndarray, "r c d"], grid: tuple[int, int]) -> Float[np.ndarray, "r2 c2 d"]:
-    """Trained positions on another grid."""
+    """Learned positions resampled to another grid."""
     rows, columns = (_between(np.arange(new) * old / new, old) for new, old in zip(grid, table.shape, strict=False))
     return np.einsum("ia,jb,abd->ijd", rows, columns, table).astype(table.dtype)
 
@@ -88,7 +91,7 @@ def resample_positions(table: Float[np.ndarray, "r c d"], grid: tuple[int, int])
 def resample_bias(
     table: Float[np.ndarray, "*layers n h"], old: tuple[int, int], new: tuple[int, int]
 ) -> Float[np.ndarray, "*layers n2 h"]:
-    """Biases by offset, numbered as `mdt.relative_index` does, on another grid; rows beyond the offsets are kept."""
+    """Offset biases, indexed by `mdt.relative_index`, resampled to another grid; extra rows are kept."""
     count = (2 * old[0] - 1) * (2 * old[1] - 1)
     body = table[..., :count, :].reshape(*table.shape[:-2], 2 * old[0] - 1, 2 * old[1] - 1, table.shape[-1])
     ways = [
@@ -101,6 +104,6 @@ def resample_bias(
 
 
 def _between(points: np.ndarray, count: int) -> Float[np.ndarray, "points count"]:
-    """The matrix that interpolates values at 0 .. count-1 at these points, those outside at the nearest end."""
+    """The matrix that interpolates values at 0 .. count-1 at these points, clamped at both ends."""
     points = np.clip(points, 0, count - 1)
     return np.maximum(0, 1 - np.abs(points[:, None] - np.arange(count)))

@@ -1,4 +1,4 @@
-"""Public checkpoints in and out: strict name maps between released weights and our models."""
+"""Import and export of public checkpoints: strict name maps between released weights and our models."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax import Array
 
-from jaxdiff.denoisers import Denoiser
+from jaxdiff.conditions import SEMANTIC, signals_of
+from jaxdiff.denoisers import Cond, Denoiser, Sigma
 from jaxdiff.errors import pick
-from jaxdiff.models import check_fields, network
-from jaxdiff.models.layers import stack_blocks, unstack_blocks
+from jaxdiff.models import bind, check_fields
+from jaxdiff.models.stacks import stack_blocks, unstack_blocks
+from jaxdiff.trees import Params
 from jaxdiff.weights import (
     clip,
     dit,
@@ -58,12 +61,12 @@ KINDS: dict[str, Kind] = {
 __all__ = ["KINDS", "WeightsError", "load", "load_denoiser", "save"]
 
 
-def load(source: Source, kind: str, **overrides: Any) -> tuple[nn.Module, dict[str, Any]]:
+def load(source: Source, kind: str, **overrides: Any) -> tuple[nn.Module, Params]:
     """The model and its float32 parameters, for `model.apply({"params": params}, x, noise_label, cond)`.
 
     Feature networks are called with images alone, see `jaxdiff.evaluation.feature_net`; LPIPS with two batches of them.
-    The architecture is read from names and shapes; `overrides` set what they cannot tell (heads) and how it
-    runs (dtype, remat, scan, dropout). Every missing, unexpected or mis-shaped array is an error.
+    The architecture is inferred from names and shapes; `overrides` set what they do not determine (heads) and
+    how it runs (dtype, remat, scan, dropout). Every missing, unexpected or mis-shaped array is an error.
     """
     rules = pick(KINDS, kind, "weights kind")
     arrays = files.read(source)
@@ -73,7 +76,7 @@ def load(source: Source, kind: str, **overrides: Any) -> tuple[nn.Module, dict[s
     unknown = [field for field, value in fields.items() if value is None]
     if unknown:
         raise WeightsError(
-            f"names and shapes of this {kind!r} checkpoint do not tell {', '.join(unknown)}; "
+            f"names and shapes of this {kind!r} checkpoint do not determine {', '.join(unknown)}; "
             f"pass load(..., {unknown[0]}=...)"
         )
     model = rules.model(**fields)
@@ -87,26 +90,25 @@ def load(source: Source, kind: str, **overrides: Any) -> tuple[nn.Module, dict[s
 def load_denoiser(source: Source, kind: str, **overrides: Any) -> Denoiser:
     """A denoiser from public weights, in the convention they were trained in.
 
-    It is a pytree that carries its parameters: hand it to a jitted function as an argument,
-    `jax.jit(solve_it)(denoise, x)`, so that large weights do not become constants of the program.
+    It is a pytree that carries its parameters: pass it to jitted functions as an argument,
+    `jax.jit(solve_it)(denoise, x)`, so that weights do not become constants of the program.
     """
     rules = pick(KINDS, kind, "weights kind")
-    if rules.denoiser is None:
-        denoising = ", ".join(name for name, other in KINDS.items() if other.denoiser is not None)
+    if not rules.conventions:
+        denoisers = ", ".join(name for name, other in KINDS.items() if other.conventions)
         raise ValueError(
-            f"kind {kind!r} is a network of type {rules.model.__name__}, which does not denoise; "
-            f"use load(), or a kind among {denoising}"
+            f"kind {kind!r} is a {rules.model.__name__}, which is not a denoiser; use load(), or one of {denoisers}"
         )
-    wrap = rules.denoiser
+    wrap = rules.conventions[0]
     model, params = load(source, kind, **overrides)
 
-    def denoise(params: Any, x: Any, sigma: Any, cond: Any = None) -> Any:
-        return wrap(network(model, params))(x, sigma, cond)
+    def denoise(params: Params, x: Array, sigma: Sigma, cond: Cond = None) -> Array:
+        return wrap(bind(model, params))(x, sigma, cond)
 
     return jax.tree_util.Partial(denoise, params)
 
 
-def save(model: nn.Module, params: Any, kind: str, path: str | os.PathLike | None = None) -> dict[str, np.ndarray]:
+def save(model: nn.Module, params: Params, kind: str, path: str | os.PathLike | None = None) -> dict[str, np.ndarray]:
     """The arrays under their public names, written to `path` (`.npz` or `.safetensors`) when given."""
     rules = pick(KINDS, kind, "weights kind")
     if not isinstance(model, rules.model):
@@ -120,19 +122,24 @@ def save(model: nn.Module, params: Any, kind: str, path: str | os.PathLike | Non
     return arrays
 
 
-def _abstract(rules: Kind, model: nn.Module) -> Any:
+def _abstract(rules: Kind, model: nn.Module) -> Params:
     """Shapes of the model's parameters, blocks unrolled, without computing anything."""
     model = model.clone(scan=False) if hasattr(model, "scan") else model
-    arguments = rules.example(model) if rules.example else _diffusion_example(rules, model)
+    arguments = rules.example(model) if rules.example else _diffusion_example(model)
     return jax.eval_shape(lambda: model.init(jax.random.key(0), *arguments))["params"]
 
 
-def _diffusion_example(rules: Kind, model: nn.Module) -> tuple:
+def _diffusion_example(model: nn.Module) -> tuple:
     """The smallest (x, noise_label, cond) a diffusion network takes."""
-    side = getattr(model, "patch", 2 ** len(getattr(model, "multipliers", ())))
-    return jnp.zeros((1, side, side, model.channels)), jnp.zeros(1), rules.cond(model)
+    side = getattr(model, "patch", 2 ** len(getattr(model, "channel_mult", ())))
+    cond = {
+        name: jnp.zeros(signal.batch_shape(1), signal.dtype)
+        for name, signal in signals_of(model).items()
+        if signal.required or signal.group != SEMANTIC
+    }
+    return jnp.zeros((1, side, side, model.channels)), jnp.zeros(1), cond or None
 
 
-def _stacks(params: dict[str, Any]) -> Counter[str]:
-    """How many blocks, {name}_0 and on, each stack has."""
+def _stacks(params: Params) -> Counter[str]:
+    """The number of blocks, {name}_0 and so on, of each stack."""
     return Counter(name.rsplit("_", 1)[0] for name in params if name.rsplit("_", 1)[-1].isdigit())

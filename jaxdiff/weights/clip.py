@@ -1,22 +1,20 @@
 """Text and image encoders of CLIP under the names of the transformers library.
 
-Each kind reads its own half of a checkpoint of both. The arrays do not tell the activation, nor how many heads there
-are: published widths have those of their release (OpenAI's up to text of 768 and images of 1024, above it OpenCLIP's),
-others must be told.
+Each kind reads its own half of a checkpoint of both. The arrays do not determine the activation and the number of
+heads: for published widths they are those of the release (OpenAI's up to 768 for text and 1024 for images, OpenCLIP's
+above), for others they must be passed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdiff.models import CLIPText, CLIPVision
+from jaxdiff.trees import Params
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, Kind, Layout, count_of, dense_entries, shape_of
+from jaxdiff.weights.names import Arrays, Entry, Fields, Kind, Layout, count_of, dense_entries, shape_of
 
 # width: (heads, activation)
 TEXT = {512: (8, "quick_gelu"), 768: (12, "quick_gelu"), 1024: (16, "gelu"), 1280: (20, "gelu")}
@@ -24,12 +22,12 @@ VISION = {768: (12, "quick_gelu"), 1024: (16, "quick_gelu"), 1280: (16, "gelu"),
 OTHERS = ("text_model.", "text_projection.", "vision_model.", "visual_projection.")
 
 
-def text_named(arrays: Mapping[str, np.ndarray]) -> Kind:
+def text_named(arrays: Arrays) -> Kind:
     """The kind under the names these arrays have: with `text_model.`, as in files, or without."""
     return _text_kind("" if "embeddings.token_embedding.weight" in arrays else "text_model.")
 
 
-def _infer_text(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _infer_text(prefix: str, arrays: Arrays) -> Fields:
     shape = partial(shape_of, "clip_text", arrays)
     vocabulary, width = shape(f"{prefix}embeddings.token_embedding.weight")
     heads, activation = TEXT.get(width, (None, None))
@@ -46,7 +44,7 @@ def _infer_text(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]
     }
 
 
-def _infer_vision(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _infer_vision(arrays: Arrays) -> Fields:
     shape = partial(shape_of, "clip_vision", arrays)
     width, _, patch, _ = shape("vision_model.embeddings.patch_embedding.weight")
     heads, activation = VISION.get(width, (None, None))
@@ -62,7 +60,7 @@ def _infer_vision(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def _text_entries(prefix: str, model: CLIPText, abstract: Any) -> list[Entry]:
+def _text_entries(prefix: str, model: CLIPText, abstract: Params) -> list[Entry]:
     projection = [Entry(("text_projection.weight",), ("projection", "kernel"), names.dense)]
     return [
         Entry((f"{prefix}embeddings.token_embedding.weight",), ("tokens", "embedding"), names.as_is),
@@ -73,13 +71,13 @@ def _text_entries(prefix: str, model: CLIPText, abstract: Any) -> list[Entry]:
     ]
 
 
-def _vision_entries(model: CLIPVision, abstract: Any) -> list[Entry]:
+def _vision_entries(model: CLIPVision, abstract: Params) -> list[Entry]:
     embeddings, patches = "vision_model.embeddings.", names.patch_conv(model.patch, 3)
     return [
         Entry((f"{embeddings}patch_embedding.weight",), ("patches", "kernel"), patches),
         Entry((f"{embeddings}class_embedding",), ("class_token",), names.as_is),
         Entry((f"{embeddings}position_embedding.weight",), ("positions",), names.as_is),
-        *_norm("vision_model.pre_layrnorm", ("in_norm",)),  # spelled so
+        *_norm("vision_model.pre_layrnorm", ("in_norm",)),  # sic
         *_norm("vision_model.post_layernorm", ("out_norm",)),
         Entry(("visual_projection.weight",), ("projection", "kernel"), names.dense),
         *_blocks("vision_model.", model),
@@ -115,7 +113,7 @@ def _norm(public: str, path: names.Path) -> list[Entry]:
 
 
 def _ignored(own: tuple[str, str], name: str) -> bool:
-    """The other half, the scale of logits, and the counting of positions that early files store."""
+    """The other half, the scale of logits, and the position indices that early files store."""
     other = name.startswith(OTHERS) and not name.startswith(own)
     return other or name == "logit_scale" or name.endswith("embeddings.position_ids")
 

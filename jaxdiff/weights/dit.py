@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from jaxdiff import denoisers
-from jaxdiff.models import DiT, dit
-from jaxdiff.models.layers import sincos_positions
+from jaxdiff.conventions import DDPM
+from jaxdiff.models import MDT, DiT, dit
+from jaxdiff.models.embeddings import sincos_positions
+from jaxdiff.trees import Params
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, Path, dense_entries, shape_of
+from jaxdiff.weights.names import Arrays, Entry, Fields, Path, dense_entries, shape_of
 
 
-def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The fields of the DiT these arrays belong to; heads are known for the published widths only."""
+def infer(arrays: Arrays) -> Fields:
+    """The fields of the DiT these arrays belong to; heads are known only for the published widths."""
     fields = outer_fields("dit", arrays)
     heads = {size["width"]: size["heads"] for size in dit.SIZES.values()}
     return {
@@ -27,8 +25,8 @@ def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def outer_fields(kind: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """What the arrays around the blocks tell, of a DiT or MDT."""
+def outer_fields(kind: str, arrays: Arrays) -> Fields:
+    """The fields of a DiT or MDT inferred from the arrays outside its blocks."""
     width, channels, patch, _ = shape_of(kind, arrays, "x_embedder.proj.weight")
     return {
         "channels": channels,
@@ -39,15 +37,15 @@ def outer_fields(kind: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def entries(model: DiT, abstract: Any) -> list[Entry]:
+def entries(model: DiT, abstract: Params) -> list[Entry]:
     table = outer_entries(model)
     for i in range(model.depth):
         table += block_entries(f"blocks.{i}", (f"blocks_{i}",), model.heads)
     return table
 
 
-def outer_entries(model: Any) -> list[Entry]:
-    """All but the blocks, of a DiT or MDT."""
+def outer_entries(model: DiT | MDT) -> list[Entry]:
+    """Entries of a DiT or MDT outside its blocks."""
     return [
         *dense_entries("x_embedder.proj", ("patches",), names.patch_conv(model.patch, model.channels)),
         *dense_entries("t_embedder.mlp.0", ("time", "in")),
@@ -80,7 +78,6 @@ KIND = names.Kind(
     model=DiT,
     infer=infer,
     entries=entries,
-    denoiser=lambda network: denoisers.ddpm(network, denoisers.linear_abar(), "eps"),
-    cond=lambda model: None,
+    conventions=(DDPM("linear"),),
     constants=constants,
 )

@@ -1,21 +1,19 @@
-"""EDM checkpoints (names under `model.`): DDPM++, NCSN++ and ADM UNets, told apart by their names and shapes."""
+"""EDM checkpoints (names under `model.`): DDPM++, NCSN++ and ADM UNets, distinguished by names and shapes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxdiff import denoisers
+from jaxdiff.conventions import EDM
 from jaxdiff.models import UNet
+from jaxdiff.trees import Params
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, Layout, Path, shape_of
+from jaxdiff.weights.names import Arrays, Entry, Fields, Layout, Path, shape_of
 
 
-def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def infer(arrays: Arrays) -> Fields:
     """The fields of the UNet these arrays belong to."""
     sides = sorted({int(side) for name in arrays for side in re.findall(r"^model\.enc\.(\d+)x\1_", name)}, reverse=True)
     if not sides:
@@ -25,25 +23,34 @@ def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     first = f"model.enc.{sides[0]}x{sides[0]}"
     width, channels = shape_of("edm", arrays, f"{first}_conv.weight")[:2]
     return {
-        "style": "adm"
-        if "model.out_norm.weight" in arrays
-        else "ncsnpp"
-        if "model.map_noise.freqs" in arrays
-        else "ddpmpp",
+        "style": _style(arrays),
         "resolution": sides[0],
         "channels": channels,
         "width": width,
-        "multipliers": tuple(
+        "channel_mult": tuple(
             shape_of("edm", arrays, f"model.enc.{s}x{s}_block0.conv1.weight")[0] // width for s in sides
         ),
         "blocks": sum(f"{first}_block{i}.conv0.weight" in arrays for i in range(len(arrays))),
         "attention": tuple(s for s in sides if f"model.enc.{s}x{s}_block0.qkv.weight" in arrays),
-        "num_classes": arrays["model.map_label.weight"].shape[1] if "model.map_label.weight" in arrays else 0,
-        "augment_dim": arrays["model.map_augment.weight"].shape[1] if "model.map_augment.weight" in arrays else 0,
+        "num_classes": _inputs(arrays, "model.map_label.weight"),
+        "augment_dim": _inputs(arrays, "model.map_augment.weight"),
     }
 
 
-def entries(model: UNet, abstract: Any) -> list[Entry]:
+def _style(arrays: Arrays) -> str:
+    if "model.out_norm.weight" in arrays:
+        return "adm"
+    if "model.map_noise.freqs" in arrays:
+        return "ncsnpp"
+    return "ddpmpp"
+
+
+def _inputs(arrays: Arrays, name: str) -> int:
+    """The input width of an optional layer."""
+    return arrays[name].shape[1] if name in arrays else 0
+
+
+def entries(model: UNet, abstract: Params) -> list[Entry]:
     """One public array per parameter, the name derived from the path."""
     return [
         Entry((_public_name(model, path),), path, _layout(model, path, leaf.shape))
@@ -91,7 +98,6 @@ KIND = names.Kind(
     model=UNet,
     infer=infer,
     entries=entries,
-    denoiser=denoisers.edm,
-    cond=lambda model: None,
+    conventions=(EDM(),),
     ignored=lambda name: name.endswith("resample_filter"),
 )

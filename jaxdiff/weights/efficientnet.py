@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax.numpy as jnp
-import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxdiff.evaluation.efficientnet import EfficientNetLite0
+from jaxdiff.models.efficientnet import EfficientNetLite0
+from jaxdiff.trees import Params
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, shape_of
+from jaxdiff.weights.names import Arrays, Entry, Fields, shape_of
 
 
-def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def infer(arrays: Arrays) -> Fields:
     """The number of classes; everything else about this network is fixed."""
     return {"num_classes": shape_of("efficientnet_lite0", arrays, "fc.bias")[0]}
 
 
-def entries(model: EfficientNetLite0, abstract: Any) -> list[Entry]:
+def entries(model: EfficientNetLite0, abstract: Params) -> list[Entry]:
     """The path joined by dots, arrays as they are."""
     return [Entry((".".join(path),), path, names.as_is) for path in flatten_dict(abstract)]
 

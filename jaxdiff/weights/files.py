@@ -1,4 +1,4 @@
-"""Named arrays in `.npz` and `.safetensors` files. Nothing is ever unpickled."""
+"""Named arrays in `.npz` and `.safetensors` files. Pickle is never used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-Source = Mapping[str, Any] | str | os.PathLike
+from jaxdiff.trees import AnyArray
+
+Source = Mapping[str, AnyArray] | str | os.PathLike
 
 
 def read(source: Source) -> dict[str, np.ndarray]:
@@ -23,7 +25,7 @@ def read(source: Source) -> dict[str, np.ndarray]:
     if path.suffix not in (".npz", ".safetensors"):
         raise ValueError(
             f"cannot read weights from {path.name!r}: give a dict of arrays, a .npz or a .safetensors file; "
-            "docs/weights.md shows how to turn a pickled checkpoint into one in its own environment"
+            "docs/weights.md shows how to convert a pickled checkpoint in a separate environment"
         )
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}; tried {path.resolve()}")
@@ -34,12 +36,14 @@ def read(source: Source) -> dict[str, np.ndarray]:
 
 
 def _named(array: np.ndarray) -> np.ndarray:
-    """npz files keep the bytes of bfloat16 arrays but forget the name of the type."""
-    return array.view(jnp.bfloat16) if array.dtype.kind == "V" and array.dtype.itemsize == 2 else array
+    """.npz files keep the bytes of bfloat16 arrays but lose the dtype."""
+    if array.dtype.kind == "V" and array.dtype.itemsize == 2:
+        return array.view(jnp.bfloat16)
+    return array
 
 
 def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
-    """Write named arrays in the format of the suffix; the file appears whole or not at all."""
+    """Write named arrays in the format of the suffix; atomically."""
     path = Path(path)
     if path.suffix not in (".npz", ".safetensors"):
         raise ValueError(f"cannot write weights to {path.name!r}: the name must end in .npz or .safetensors")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax.numpy as jnp
-import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxdiff.evaluation.inception import Inception
+from jaxdiff.models.inception import Inception
+from jaxdiff.trees import Params
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, Path, shape_of
+from jaxdiff.weights.names import Arrays, Entry, Fields, Path, shape_of
 
 NORM = {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 
 
-def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def infer(arrays: Arrays) -> Fields:
     """The number of logits; everything else about this network is fixed."""
     if any(name.startswith("AuxLogits.") for name in arrays):
         raise names.WeightsError(
@@ -26,7 +23,7 @@ def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return {"num_classes": shape_of("inception", arrays, "fc.weight")[0]}
 
 
-def entries(model: Inception, abstract: Any) -> list[Entry]:
+def entries(model: Inception, abstract: Params) -> list[Entry]:
     """One public array per parameter, the name derived from the path."""
     return [_entry(path) for path in flatten_dict(abstract)]
 
@@ -35,8 +32,9 @@ def _entry(path: Path) -> Entry:
     *layer, leaf = path
     prefix = ".".join(layer)
     if layer == ["fc"]:
-        weight = leaf == "kernel"
-        return Entry((f"fc.{'weight' if weight else 'bias'}",), path, names.dense if weight else names.as_is)
+        if leaf == "kernel":
+            return Entry(("fc.weight",), path, names.dense)
+        return Entry(("fc.bias",), path, names.as_is)
     if leaf == "kernel":
         return Entry((f"{prefix}.conv.weight",), path, names.conv)
     return Entry((f"{prefix}.bn.{NORM[leaf]}",), path, names.as_is)

@@ -4,27 +4,27 @@
     features.0.weight,   lin0.model.1.weight   torchvision's AlexNet or VGG-16, and weights/v0.1 of the package
     conv0.kernel,        lin0                  flat names over HWIO kernels
 
-Numbers in the first two are places in torchvision's list of layers, ReLUs and pools counted.
+Numbers in the first two are indices in torchvision's list of layers, including ReLUs and pools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxdiff.evaluation.lpips import LPIPS, NETS, SCALE, SHIFT
+from jaxdiff.models.lpips import LPIPS, NETS, SCALE, SHIFT
+from jaxdiff.trees import Params
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, Kind, Layout, shape_of
+from jaxdiff.weights.names import Arrays, Entry, Fields, Kind, Layout, shape_of
 
 head = Layout(lambda w: w.reshape(-1), lambda w: (w.reshape(1, -1, 1, 1),))  # a 1x1 convolution to one channel
-REPEATED = {f"lins.{i}.model.1.weight" for i in range(5)}  # the same heads again, from a list of them
+REPEATED = {f"lins.{i}.model.1.weight" for i in range(5)}  # duplicates of the heads
 
 
-def named(arrays: Mapping[str, np.ndarray]) -> Kind:
+def named(arrays: Arrays) -> Kind:
     """The kind under the names these arrays have."""
     if "features.0.weight" in arrays:
         return TORCHVISION
@@ -38,16 +38,16 @@ def named(arrays: Mapping[str, np.ndarray]) -> Kind:
     return KIND
 
 
-def _infer(name: str, side: int) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+def _infer(name: str, side: int) -> Callable[[Arrays], Fields]:
     """The network from the side of its first kernel, along axis `side` of array `name`."""
 
-    def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def infer(arrays: Arrays) -> Fields:
         shape = shape_of("lpips", arrays, name)
         sides = {trunk.stages[0][0].kernel: net for net, trunk in NETS.items()}
         if len(shape) != 4 or shape[side] not in sides:
             raise names.WeightsError(
                 f"{name!r} is {shape}: neither the 11x11 kernel of AlexNet nor the 3x3 one of VGG-16; "
-                "LPIPS is read for these two networks"
+                "only these two networks are supported"
             )
         return {"net": sides[shape[side]]}
 
@@ -64,10 +64,10 @@ def _places(model: LPIPS) -> Iterator[tuple[int, int]]:
             place += 2
 
 
-def _entries(convolution: str) -> Callable[[LPIPS, Any], list[Entry]]:
+def _entries(convolution: str) -> Callable[[LPIPS, Params], list[Entry]]:
     """The map of the names that torch has, `convolution` a pattern of stage and place."""
 
-    def entries(model: LPIPS, abstract: Any) -> list[Entry]:
+    def entries(model: LPIPS, abstract: Params) -> list[Entry]:
         out = [Entry((f"lin{i}.model.1.weight",), (f"lin{i}",), head) for i in range(5)]
         for i, (stage, place) in enumerate(_places(model)):
             public = convolution.format(stage=stage, place=place)
@@ -77,7 +77,7 @@ def _entries(convolution: str) -> Callable[[LPIPS, Any], list[Entry]]:
     return entries
 
 
-def _flat(model: LPIPS, abstract: Any) -> list[Entry]:
+def _flat(model: LPIPS, abstract: Params) -> list[Entry]:
     return [Entry((".".join(path),), path, names.as_is) for path in flatten_dict(abstract)]
 
 

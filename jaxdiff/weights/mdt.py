@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdiff import denoisers
+from jaxdiff.conventions import DDPM
 from jaxdiff.models import MDT
 from jaxdiff.models.mdt import relative_index
+from jaxdiff.trees import Params
 from jaxdiff.weights import dit, names
-from jaxdiff.weights.names import Entry, Layout, dense_entries, shape_of
+from jaxdiff.weights.names import Arrays, Entry, Fields, Layout, dense_entries, shape_of
 
 STACKS = {"en_inblocks": "encode_in", "en_outblocks": "encode_out", "de_blocks": "decode"}
 INDEX = "attn.rel_pos_bias.relative_position_index"
 
 
-def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The fields of the MDT these arrays belong to; one without side block is one that hides nothing."""
+def infer(arrays: Arrays) -> Fields:
+    """The fields of the MDT these arrays belong to; without a side block there is no masking."""
     depths = {stack: len({name.split(".")[1] for name in arrays if name.startswith(f"{stack}.")}) for stack in STACKS}
     fields = dit.outer_fields("mdt", arrays)
     table = shape_of("mdt", arrays, "en_inblocks.0.attn.rel_pos_bias.relative_position_bias_table")
@@ -34,7 +32,7 @@ def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def entries(model: MDT, abstract: Any) -> list[Entry]:
+def entries(model: MDT, abstract: Params) -> list[Entry]:
     side = model.grid
     positions = Layout(lambda w: w.reshape(side, side, -1), lambda p: (p.reshape(1, side**2, -1),))
     table = dit.outer_entries(model)
@@ -67,7 +65,7 @@ def constants(model: MDT) -> dict[str, np.ndarray]:
 def example(model: MDT) -> tuple:
     if not model.grid:
         raise ValueError(
-            "public names of an MDT need the side of its token grid: model.clone(grid=...), 16 for 32x32 latents"
+            "an MDT is exported with the side of its token grid: model.clone(grid=...), 16 for 32x32 latents"
         )
     side = model.grid * model.patch
     cond = {"step": jnp.zeros(1)} if model.step_embed else None
@@ -78,7 +76,7 @@ KIND = names.Kind(
     model=MDT,
     infer=infer,
     entries=entries,
-    denoiser=lambda network: denoisers.ddpm(network, denoisers.linear_abar(), "eps"),
+    conventions=(DDPM("linear"),),
     constants=constants,
     example=example,
 )

@@ -1,33 +1,36 @@
 """Maps between public checkpoint names and our parameter trees, strict in both directions.
 
-A map is a list of `Entry`: which public arrays make up one of our parameters, and how they turn into each other.
+A map is a list of `Entry`: which public arrays form one of our parameters, and how they convert into each other.
 `to_public` uses array methods only, so that shapes can be derived without holding a model in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxdiff.denoisers import Cond, Denoiser, Network
+from jaxdiff.conventions import Convention
+from jaxdiff.trees import AnyArray, Params
 
 Path = tuple[str, ...]
+Arrays: TypeAlias = Mapping[str, np.ndarray]  # by public name
+Fields: TypeAlias = dict[str, Any]  # of a model, None where unknown
 
 
 class WeightsError(ValueError):
-    """A checkpoint that does not fit, with every kind of misfit counted and named."""
+    """A checkpoint that does not match, with every kind of mismatch counted and named."""
 
 
 class Layout(NamedTuple):
-    """How public arrays turn into one of our parameters and back."""
+    """Conversion of public arrays to one of our parameters and back."""
 
-    to_ours: Callable[..., Any]
-    to_public: Callable[[Any], tuple]
+    to_ours: Callable[..., np.ndarray]
+    to_public: Callable[[AnyArray], tuple]
 
 
 class Entry(NamedTuple):
@@ -42,18 +45,13 @@ class Kind(NamedTuple):
     """One family of public checkpoints."""
 
     model: type[nn.Module]
-    infer: Callable[
-        [Mapping[str, np.ndarray]], dict[str, Any]
-    ]  # model fields from names and shapes; None where they cannot tell
-    entries: Callable[[Any, Any], list[Entry]]  # (model, abstract params) -> the map
-    denoiser: Callable[[Network], Denoiser] | None = None  # the convention it was trained in; None: no denoiser
-    cond: Callable[[Any], Cond] = lambda model: None  # the smallest condition the model can be initialised with
-    constants: Callable[[Any], dict[str, np.ndarray]] = (
-        lambda model: {}
-    )  # public arrays that we compute instead of storing
-    ignored: Callable[[str], bool] = lambda name: False  # public arrays of no consequence
-    example: Callable[[Any], tuple] | None = None  # what to initialise with, if not (x, noise_label, cond)
-    named: Callable[[Mapping[str, np.ndarray]], Kind] | None = None  # the kind under other names that these arrays have
+    infer: Callable[[Arrays], Fields]  # from names and shapes; None for a field that they do not determine
+    entries: Callable[..., list[Entry]]  # (model, abstract params) -> the map
+    conventions: tuple[Convention, ...] = ()  # of its networks, the default first; empty: not a denoiser
+    constants: Callable[..., dict[str, np.ndarray]] = lambda model: {}  # public arrays that we compute
+    ignored: Callable[[str], bool] = lambda name: False  # public arrays to ignore
+    example: Callable[..., tuple] | None = None  # arguments of init, if not (x, noise_label, cond)
+    named: Callable[[Arrays], Kind] | None = None  # the variant of the kind that matches these names
 
 
 as_is = Layout(lambda w: w, lambda w: (w,))
@@ -101,9 +99,9 @@ def out_kernel(heads: int) -> Layout:
 
 
 def split_rows(layout: Layout, parts: int) -> Layout:
-    """The same with the rows in so many arrays of equal size."""
+    """The layout with the rows split into `parts` arrays of equal size."""
 
-    def to_public(ours: Any) -> tuple:
+    def to_public(ours: AnyArray) -> tuple:
         (fused,) = layout.to_public(ours)
         d = fused.shape[0] // parts
         return tuple(fused[i * d : (i + 1) * d] for i in range(parts))
@@ -112,14 +110,14 @@ def split_rows(layout: Layout, parts: int) -> Layout:
 
 
 def split_three(layout: Layout) -> Layout:
-    """The same with queries, keys and values in three arrays."""
+    """The layout with queries, keys and values in three arrays."""
     return split_rows(layout, 3)
 
 
 def swapped_halves(layout: Layout) -> Layout:
-    """The same with the two halves of the output rows exchanged: (scale, shift) <-> (shift, scale)."""
+    """The layout with the two halves of the output rows exchanged: (scale, shift) <-> (shift, scale)."""
 
-    def swap(w: Any) -> Any:
+    def swap(w: AnyArray) -> AnyArray:
         return w.reshape(2, -1, *w.shape[1:])[::-1].reshape(w.shape)
 
     return Layout(lambda w: layout.to_ours(swap(w)), lambda k: tuple(swap(w) for w in layout.to_public(k)))
@@ -133,14 +131,14 @@ def dense_entries(public: str, path: Path, layout: Layout = dense, bias_layout: 
     ]
 
 
-def to_params(name: str, kind: Kind, model: Any, abstract: Any, arrays: Mapping[str, np.ndarray]) -> dict:
+def to_params(name: str, kind: Kind, model: nn.Module, abstract: Params, arrays: Arrays) -> dict:
     """Our float32 parameters from public arrays; anything missing, unexpected or mis-shaped is an error."""
     entries, constants, leaves = kind.entries(model, abstract), kind.constants(model), flatten_dict(abstract)
     expected: dict[str, tuple[int, ...]] = {}
     for entry in entries:
         public = jax.eval_shape(entry.layout.to_public, leaves[entry.path])
         expected |= {key: tuple(part.shape) for key, part in zip(entry.public, public, strict=True)}
-    misfits = {
+    mismatches = {
         "missing": [key for key in expected if key not in arrays],
         "unexpected": [key for key in arrays if key not in expected and key not in constants and not kind.ignored(key)],
         "mis-shaped": [
@@ -154,18 +152,18 @@ def to_params(name: str, kind: Kind, model: Any, abstract: Any, arrays: Mapping[
             if key in arrays and not np.allclose(arrays[key].astype(np.float32), value, atol=1e-2)
         ],
     }
-    problems = [_report(what, keys) for what, keys in misfits.items() if keys]
+    problems = [_report(what, keys) for what, keys in mismatches.items() if keys]
     if problems:
         raise WeightsError(
             f"these arrays are not a {name!r} checkpoint of {type(model).__name__} as inferred: {'; '.join(problems)}; "
-            "name another kind, or leave out overrides that the arrays contradict"
+            "use another kind, or remove overrides that the arrays contradict"
         )
     return unflatten_dict(
         {e.path: e.layout.to_ours(*(np.asarray(arrays[key], np.float32) for key in e.public)) for e in entries}
     )
 
 
-def to_public(params: Any, entries: Sequence[Entry]) -> dict[str, np.ndarray]:
+def to_public(params: Params, entries: Sequence[Entry]) -> dict[str, np.ndarray]:
     """Public arrays from our parameters."""
     flat = flatten_dict(params)
     out: dict[str, np.ndarray] = {}
@@ -179,14 +177,14 @@ def _report(what: str, names: list[str]) -> str:
     return f"{len(names)} {what} ({shown})"
 
 
-def shape_of(kind: str, arrays: Mapping[str, np.ndarray], name: str) -> tuple[int, ...]:
-    """The shape of an array that tells the architecture."""
+def shape_of(kind: str, arrays: Arrays, name: str) -> tuple[int, ...]:
+    """The shape of an array that determines the architecture."""
     if name not in arrays:
         raise WeightsError(f"not a {kind!r} checkpoint: it has no {name!r}; {_report('given', list(arrays))}")
     return arrays[name].shape
 
 
-def count_of(arrays: Mapping[str, np.ndarray], prefix: str) -> int:
-    """How many different numbers follow the prefix."""
+def count_of(arrays: Arrays, prefix: str) -> int:
+    """The number of distinct indices after the prefix."""
     start = f"{prefix}."
     return len({name.removeprefix(start).split(".")[0] for name in arrays if name.startswith(start)})

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax.numpy as jnp
-import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxdiff import denoisers
-from jaxdiff.denoisers import Cond
+from jaxdiff.conventions import DDPM
 from jaxdiff.models import PixArt, pixart
+from jaxdiff.trees import Params
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, Layout, Path, shape_of
+from jaxdiff.weights.names import Arrays, Entry, Fields, Layout, Path, shape_of
 
 
 class Names(NamedTuple):
-    """Our layers -> the public layers each is made of, outside of blocks and inside; and what blocks are called."""
+    """Our layers -> the public layers they consist of, outside and inside of blocks; and the name of blocks."""
 
     outer: dict[str, str]
     inner: dict[str, str]
@@ -83,11 +80,11 @@ OFFICIAL = Names(
 )
 
 
-def infer(public: Names, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def infer(public: Names, arrays: Arrays) -> Fields:
     """The fields of the PixArt these arrays belong to.
 
-    Heads are known for the published widths only. Positions are not stored: a network with size embedders is taken
-    for the 1024-pixel one, whose grid is 32; others count tokens.
+    Heads are known only for the published widths. Positions are not stored: a network with size embedders is assumed
+    to be the 1024-pixel one, with grid 32; others use token indices.
     """
     outer = public.outer
     width, channels, patch, _ = shape_of("pixart", arrays, f"{outer['patches']}.weight")
@@ -110,28 +107,19 @@ def infer(public: Names, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def cond(model: PixArt) -> Cond:
-    """The smallest condition the model can be initialised with."""
-    given: dict[str, Any] = {"text": jnp.zeros((1, 1, model.text_dim))}
-    if model.size_embed:
-        given["control"] = {name: jnp.zeros((1, count)) for name, count in pixart.CONTROLS.items()}
-    if model.step_embed:
-        given["step"] = jnp.zeros(1)
-    return given
-
-
-def entries(public: Names, model: PixArt, abstract: Any) -> list[Entry]:
+def entries(public: Names, model: PixArt, abstract: Params) -> list[Entry]:
     """The names derived from each path; the embedding of `step` has no public counterpart."""
     return [_entry(public, model, path) for path in flatten_dict(abstract) if path[0] != "step"]
 
 
 def _entry(public: Names, model: PixArt, path: Path) -> Entry:
     leaf = path[-1]
-    layer, suffix = (path[:-1], "bias" if leaf == "bias" else "weight") if leaf in ("kernel", "bias") else (path, "")
+    suffix = {"kernel": ".weight", "bias": ".bias"}.get(leaf, "")
+    layer = path[:-1] if suffix else path
     stem, table = "", public.outer
     if path[0].startswith("blocks_"):
         stem, table, layer = f"{public.blocks}.{path[0].removeprefix('blocks_')}.", public.inner, layer[1:]
-    parts = [f"{stem}{part}" + (f".{suffix}" if suffix else "") for part in table["/".join(layer)].split()]
+    parts = [f"{stem}{part}{suffix}" for part in table["/".join(layer)].split()]
     return Entry(tuple(parts), path, _layout(model, layer, leaf, len(parts)))
 
 
@@ -150,7 +138,7 @@ def _layout(model: PixArt, layer: Path, leaf: str, arrays: int) -> Layout:
     return names.dense if kernel else names.as_is
 
 
-def _named(arrays: Mapping[str, np.ndarray]) -> names.Kind:
+def _named(arrays: Arrays) -> names.Kind:
     """The kind whose names these arrays have."""
     return RELEASED if f"{OFFICIAL.outer['text_mlp/in']}.weight" in arrays else KIND
 
@@ -159,8 +147,7 @@ KIND = names.Kind(
     model=PixArt,
     infer=partial(infer, DIFFUSERS),
     entries=partial(entries, DIFFUSERS),
-    denoiser=lambda network: denoisers.ddpm(network, denoisers.linear_abar(), "eps"),
-    cond=cond,
+    conventions=(DDPM("linear"),),
     named=_named,
 )
 RELEASED = KIND._replace(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import jax.numpy as jnp
-import numpy as np
-
-from jaxdiff import denoisers
+from jaxdiff.conventions import Flow
 from jaxdiff.models import MMDiT
+from jaxdiff.trees import Params
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, Layout, dense_entries, shape_of
+from jaxdiff.weights.names import Arrays, Entry, Fields, Layout, dense_entries, shape_of
 
 
-def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The fields of the MMDiT these arrays belong to; without QK-norm the heads are taken to be 64 wide, as in SD3."""
+def infer(arrays: Arrays) -> Fields:
+    """The fields of the MMDiT these arrays belong to; without QK-norm heads are assumed to be 64 wide, as in SD3."""
     if any("joint_blocks." in name for name in arrays):
         raise names.WeightsError(
             "these are the original SD3 names; kind 'sd3' reads the diffusers layout, transformer_blocks..."
@@ -38,7 +33,7 @@ def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def entries(model: MMDiT, abstract: Any) -> list[Entry]:
+def entries(model: MMDiT, abstract: Params) -> list[Entry]:
     halves, bias_halves = names.swapped_halves(names.dense), names.swapped_halves(names.as_is)
     table = [
         *dense_entries("pos_embed.proj", ("patches",), names.patch_conv(model.patch, model.channels)),
@@ -59,7 +54,7 @@ def entries(model: MMDiT, abstract: Any) -> list[Entry]:
 
 
 def _block(model: MMDiT, public: str, ours: str, last: bool) -> list[Entry]:
-    """Both streams; in the last block alone the text's modulation is stored (scale, shift)."""
+    """Both streams; only the last block stores the text's modulation as (scale, shift)."""
     table = _stream(model, public, ours, "image", ("to_q", "to_k", "to_v"), ("norm_q", "norm_k"))
     table += _stream(
         model, public, ours, "text", ("add_q_proj", "add_k_proj", "add_v_proj"), ("norm_added_q", "norm_added_k")
@@ -69,9 +64,10 @@ def _block(model: MMDiT, public: str, ours: str, last: bool) -> list[Entry]:
     table += dense_entries(
         f"{public}.norm1_context.linear", (ours, "text_modulation", "dense"), swap(names.dense), swap(names.as_is)
     )
-    for stream, out, mlp in [("image", "attn.to_out.0", "ff")] + [("text", "attn.to_add_out", "ff_context")] * (
-        not last
-    ):
+    updated = [("image", "attn.to_out.0", "ff")]
+    if not last:
+        updated.append(("text", "attn.to_add_out", "ff_context"))
+    for stream, out, mlp in updated:
         table += dense_entries(f"{public}.{out}", (ours, f"{stream}_out"), names.out_kernel(model.heads))
         table += dense_entries(f"{public}.{mlp}.net.0.proj", (ours, f"{stream}_mlp", "in"))
         table += dense_entries(f"{public}.{mlp}.net.2", (ours, f"{stream}_mlp", "out"))
@@ -99,6 +95,5 @@ KIND = names.Kind(
     model=MMDiT,
     infer=infer,
     entries=entries,
-    denoiser=denoisers.flow,
-    cond=lambda model: {"text": jnp.zeros((1, 1, model.text_dim)), "pooled": jnp.zeros((1, model.pooled_dim))},
+    conventions=(Flow(),),
 )

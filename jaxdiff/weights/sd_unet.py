@@ -6,23 +6,19 @@ Their denoisers predict eps. The 768-pixel SD 2 predicts v: wrap its network in 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxdiff import denoisers
-from jaxdiff.denoisers import Cond
+from jaxdiff.conventions import DDPM
 from jaxdiff.models import LatentUNet
+from jaxdiff.trees import Params
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, Layout, Path, count_of, shape_of
+from jaxdiff.weights.names import Arrays, Entry, Fields, Layout, Path, count_of, shape_of
 
-POOLED, SIZE_WIDTH = 1280, 256  # of every published SDXL; the arrays tell only the sum of all that is added
+POOLED, SIZE_WIDTH = 1280, 256  # of every published SDXL; the arrays determine only the total width
 
-# our layer -> the public layers it is made of, each within its module
+# our layer -> the public layers it consists of, within its module
 TOP = {
     "in_conv": "conv_in", "out_norm": "conv_norm_out", "out_conv": "conv_out",
     "time/in": "time_embedding.linear_1", "time/out": "time_embedding.linear_2",
@@ -45,10 +41,10 @@ TRANSFORMER = {
 # ------------------------------------------------------------------------------------------ the architecture
 
 
-def infer(kind: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def infer(kind: str, arrays: Arrays) -> Fields:
     """The fields of the LatentUNet these arrays belong to.
 
-    They cannot tell the heads: 8 at every level where projections are convolutions (SD 1), else 64 channels each.
+    The heads are assumed: 8 at every level if projections are convolutions (SD 1), else 64 channels each.
     """
     _check_kind(kind, arrays)
     shape = partial(shape_of, kind, arrays)
@@ -56,10 +52,13 @@ def infer(kind: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     levels = count_of(arrays, "down_blocks")
     projection = shape("mid_block.attentions.0.proj_in.weight")
     linear = len(projection) == 2
+    added = {}
+    if kind == "sdxl_unet":
+        added = _added(shape("add_embedding.linear_1.weight")[1])
     return {
         "channels": channels,
         "width": width,
-        "multipliers": tuple(shape(f"down_blocks.{i}.resnets.0.conv1.weight")[0] // width for i in range(levels)),
+        "channel_mult": tuple(shape(f"down_blocks.{i}.resnets.0.conv1.weight")[0] // width for i in range(levels)),
         "blocks": count_of(arrays, "down_blocks.0.resnets"),
         "depths": tuple(count_of(arrays, f"down_blocks.{i}.attentions.0.transformer_blocks") for i in range(levels)),
         "mid_depth": count_of(arrays, "mid_block.attentions.0.transformer_blocks"),
@@ -67,43 +66,31 @@ def infer(kind: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         "head_width": 64 if linear else 0,
         "text_dim": shape("mid_block.attentions.0.transformer_blocks.0.attn2.to_k.weight")[1],
         "linear": linear,
-        **(_added(shape("add_embedding.linear_1.weight")[1]) if kind == "sdxl_unet" else {}),
+        **added,
     }
 
 
-def _check_kind(kind: str, arrays: Mapping[str, np.ndarray]) -> None:
+def _check_kind(kind: str, arrays: Arrays) -> None:
     if any("input_blocks." in name for name in arrays):
         raise names.WeightsError(
             f"these are the original Stable Diffusion names; kind {kind!r} reads the diffusers layout, down_blocks..."
         )
     if kind == "sd_unet" and "add_embedding.linear_1.weight" in arrays:
-        raise names.WeightsError("these arrays have an add_embedding, as SDXL has; load them as kind 'sdxl_unet'")
+        raise names.WeightsError("these arrays have an add_embedding, as in SDXL; load them as kind 'sdxl_unet'")
 
 
-def _added(total: int) -> dict[str, Any]:
-    """Pooled text of the published width and as many sizes as fill the rest; None where that does not come out."""
+def _added(total: int) -> Fields:
+    """Pooled text of the published width, and sizes that fill the rest; None if they do not divide it."""
     sizes, rest = divmod(total - POOLED, SIZE_WIDTH)
     if sizes < 0 or rest:
         return {"pooled_dim": None, "sizes": None, "size_width": None}
     return {"pooled_dim": POOLED, "sizes": sizes, "size_width": SIZE_WIDTH}
 
 
-def cond(model: LatentUNet) -> Cond:
-    """The smallest condition the model can be initialised with."""
-    given: dict[str, Any] = {"text": jnp.zeros((1, 1, model.text_dim))}
-    if model.pooled_dim:
-        given["pooled"] = jnp.zeros((1, model.pooled_dim))
-    if model.sizes:
-        given["control"] = {"sizes": jnp.zeros((1, model.sizes))}
-    if model.step_embed:
-        given["step"] = jnp.zeros(1)
-    return given
-
-
 # ------------------------------------------------------------------------------------------ names and layouts
 
 
-def entries(model: LatentUNet, abstract: Any) -> list[Entry]:
+def entries(model: LatentUNet, abstract: Params) -> list[Entry]:
     """The names derived from each path; the embedding of `step` has no public counterpart."""
     return [
         Entry(_public_names(model, path), path, _layout(model, path, leaf.shape))
@@ -119,7 +106,7 @@ def _public_names(model: LatentUNet, path: Path) -> tuple[str, ...]:
     if place is None:
         return (f"{TOP['/'.join(path[:-1])]}.{suffix}",)
     side, level, module, index = place.groups()
-    number = len(model.multipliers) - 1 - int(level) if side == "up" else level
+    number = len(model.channel_mult) - 1 - int(level) if side == "up" else level
     stem = "mid_block" if side == "mid" else f"{side}_blocks.{number}"
     if module is None:
         return (f"{stem}.{side}samplers.0.conv.{suffix}",)
@@ -165,8 +152,7 @@ def _kind(name: str) -> names.Kind:
         model=LatentUNet,
         infer=partial(infer, name),
         entries=entries,
-        denoiser=lambda network: denoisers.ddpm(network, denoisers.sqrt_linear_abar(), "eps"),
-        cond=cond,
+        conventions=(DDPM("sqrt_linear", "eps"), DDPM("sqrt_linear", "v")),  # v: some of Stable Diffusion 2
     )
 
 

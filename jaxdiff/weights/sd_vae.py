@@ -1,23 +1,21 @@
 """KL autoencoders of Stable Diffusion, SDXL, SD3 and FLUX under the names of the diffusers library.
 
-Nothing in the arrays tells how latents are scaled. Kind `sd_vae` takes the numbers of Stable Diffusion 1 and 2 with
-four channels and those of SD3 with sixteen, `sdxl_vae` those of SDXL, which has the same arrays as Stable Diffusion.
+The arrays do not determine the scaling of latents. Kind `sd_vae` uses that of Stable Diffusion 1 and 2 with
+four channels and that of SD3 with sixteen, `sdxl_vae` that of SDXL, which has the same arrays as Stable Diffusion.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxdiff.models import AutoencoderKL, vae
+from jaxdiff.trees import Params
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, Kind, Layout, Path, count_of, shape_of
+from jaxdiff.weights.names import Arrays, Entry, Fields, Kind, Layout, Path, count_of, shape_of
 
 BLOCK = {"norm0": "norm1", "conv0": "conv1", "norm1": "norm2", "conv1": "conv2", "skip": "conv_shortcut"}
 ATTENTION = {"norm": "group_norm", "qkv": "to_q to_k to_v", "out": "to_out.0"}
@@ -26,7 +24,7 @@ TOP = {"in_conv": "conv_in", "out_norm": "conv_norm_out", "out_conv": "conv_out"
 QUANT = {"to_moments": "quant_conv", "from_latent": "post_quant_conv"}
 
 
-def named(kind: str, arrays: Mapping[str, np.ndarray]) -> Kind:
+def named(kind: str, arrays: Arrays) -> Kind:
     """The kind under the names these arrays have."""
     if any(".mid.attn_1." in name for name in arrays):
         raise names.WeightsError(
@@ -37,8 +35,8 @@ def named(kind: str, arrays: Mapping[str, np.ndarray]) -> Kind:
     return _kind(kind, EARLY_ATTENTION if early else ATTENTION)
 
 
-def infer(kind: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The fields of the AutoencoderKL these arrays belong to; group norms are taken to have 32 groups."""
+def infer(kind: str, arrays: Arrays) -> Fields:
+    """The fields of the AutoencoderKL these arrays belong to; group norms are assumed to have 32 groups."""
     shape = partial(shape_of, kind, arrays)
     width, image_channels = shape("encoder.conv_in.weight")[:2]
     channels = shape("decoder.conv_in.weight")[1]
@@ -46,7 +44,7 @@ def infer(kind: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return {
         "channels": channels,
         "width": width,
-        "multipliers": tuple(shape(f"encoder.down_blocks.{i}.resnets.0.conv1.weight")[0] // width for i in levels),
+        "channel_mult": tuple(shape(f"encoder.down_blocks.{i}.resnets.0.conv1.weight")[0] // width for i in levels),
         "blocks": count_of(arrays, "encoder.down_blocks.0.resnets"),
         "quant": "quant_conv.weight" in arrays,
         "image_channels": image_channels,
@@ -62,7 +60,7 @@ def _latent_units(kind: str, channels: int) -> dict[str, float | None]:
     return {"scale": model.scale, "shift": model.shift}
 
 
-def entries(attention: dict[str, str], model: AutoencoderKL, abstract: Any) -> list[Entry]:
+def entries(attention: dict[str, str], model: AutoencoderKL, abstract: Params) -> list[Entry]:
     """The names derived from each path."""
     return [
         Entry(_public_names(attention, model, path), path, _layout(path, leaf.shape))
@@ -78,7 +76,7 @@ def _public_names(attention: dict[str, str], model: AutoencoderKL, path: Path) -
     if place is None:
         return (f"{side}.{TOP[path[1]]}.{suffix}",)
     way, level, module, index = place.groups()
-    number = len(model.multipliers) - 1 - int(level) if way == "up" else level
+    number = len(model.channel_mult) - 1 - int(level) if way == "up" else level
     stem = f"{side}.mid_block" if way == "mid" else f"{side}.{way}_blocks.{number}"
     if module == "conv":
         return (f"{stem}.{way}samplers.0.conv.{suffix}",)
@@ -100,7 +98,7 @@ def _kind(name: str, attention: dict[str, str] = ATTENTION) -> Kind:
         model=AutoencoderKL,
         infer=partial(infer, name),
         entries=partial(entries, attention),
-        example=lambda model: (jnp.zeros((1, *[2 ** (len(model.multipliers) - 1)] * 2, model.image_channels)),),
+        example=lambda model: (jnp.zeros((1, *[2 ** (len(model.channel_mult) - 1)] * 2, model.image_channels)),),
         named=partial(named, name),
     )
 

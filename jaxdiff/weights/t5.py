@@ -1,25 +1,24 @@
-"""The encoder of T5 version 1.1 under the names of the transformers library; a decoder beside it is left alone."""
+"""The encoder of T5 version 1.1 under the names of the transformers library; a decoder is ignored."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxdiff.models import T5Encoder
+from jaxdiff.trees import Params
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, Layout, count_of, shape_of
+from jaxdiff.weights.names import Arrays, Entry, Fields, Layout, count_of, shape_of
 
 FIRST = "encoder.block.0.layer"
 
 
-def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The fields of the T5Encoder these arrays belong to; distances from 128 on are taken to be alike."""
+def infer(arrays: Arrays) -> Fields:
+    """The fields of the T5Encoder these arrays belong to; the maximum relative distance is assumed to be 128."""
     if f"{FIRST}.1.DenseReluDense.wi.weight" in arrays:
-        raise names.WeightsError("these arrays have one wi a block, as the first T5 has; kind 't5' reads version 1.1")
+        raise names.WeightsError("these arrays have one wi per block, as in T5 1.0; kind 't5' reads version 1.1")
     shape = partial(shape_of, "t5", arrays)
     vocabulary, width = shape("shared.weight")
     buckets, heads = shape(f"{FIRST}.0.SelfAttention.relative_attention_bias.weight")
@@ -34,7 +33,7 @@ def infer(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def entries(model: T5Encoder, abstract: Any) -> list[Entry]:
+def entries(model: T5Encoder, abstract: Params) -> list[Entry]:
     table = [
         Entry(("shared.weight",), ("tokens", "embedding"), names.as_is),
         Entry((f"{FIRST}.0.SelfAttention.relative_attention_bias.weight",), ("distances",), names.as_is),
@@ -66,7 +65,7 @@ GATED = Layout(lambda *parts: np.stack([w.T for w in parts], axis=1), lambda k: 
 
 
 def _ignored(name: str) -> bool:
-    """The token table a second time, and what belongs to the decoder."""
+    """The duplicate of the token table, and the decoder."""
     return name == "encoder.embed_tokens.weight" or name.startswith(("decoder.", "lm_head."))
 
 

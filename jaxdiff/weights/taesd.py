@@ -4,23 +4,22 @@
     encoder.0.weight,        decoder.1.weight          the TAESD repository
     encoder.0.kernel,        decoder.1.kernel          the same as flat names over Flax arrays
 
-Numbers are places in a list of layers that counts ReLUs, upsamplings and, in the repository, the decoder's tanh.
+Numbers are indices in a list of layers that includes ReLUs, upsamplings and, in the repository, the decoder's tanh.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxdiff.models import TAESD
+from jaxdiff.trees import Params
 from jaxdiff.weights import names
-from jaxdiff.weights.names import Entry, Kind, Path, shape_of
+from jaxdiff.weights.names import Arrays, Entry, Fields, Kind, Path, shape_of
 
 BLOCK = {
     "conv0": "conv.0", "conv1": "conv.2", "conv2": "conv.4", "pool_in": "pool.0", "pool_norm": "pool.1",
@@ -29,7 +28,7 @@ BLOCK = {
 
 
 class Naming(NamedTuple):
-    """How one of the three writes names."""
+    """One of the three naming schemes."""
 
     prefix: str  # between encoder or decoder and the place
     first: int  # the place of the decoder's first convolution
@@ -39,11 +38,11 @@ class Naming(NamedTuple):
 DIFFUSERS, REPOSITORY, FLAT = Naming("layers.", 0, False), Naming("", 1, False), Naming("", 1, True)
 
 
-def named(arrays: Mapping[str, np.ndarray]) -> Kind:
+def named(arrays: Arrays) -> Kind:
     """The kind under the names these arrays have."""
     if "0.weight" in arrays or "1.weight" in arrays:
         raise names.WeightsError(
-            "this is the encoder or the decoder of TAESD alone; give both, their names prefixed: "
+            "this is only the encoder or decoder of TAESD; pass both, with prefixed names: "
             "{f'encoder.{name}': array, ..., f'decoder.{name}': array, ...}"
         )
     if "encoder.0.kernel" in arrays:
@@ -51,16 +50,19 @@ def named(arrays: Mapping[str, np.ndarray]) -> Kind:
     return _kind(REPOSITORY if "encoder.0.weight" in arrays else DIFFUSERS)
 
 
-def infer(naming: Naming, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def infer(naming: Naming, arrays: Arrays) -> Fields:
     """The fields of the TAESD these arrays belong to."""
     stem, leaf = f"encoder.{naming.prefix}", "kernel" if naming.ours else "weight"
     inputs, outputs = (-2, -1) if naming.ours else (1, 0)
     first = shape_of("taesd", arrays, f"{stem}0.{leaf}")
     blocks = [(int(m[1]), m[2]) for m in (re.match(rf"{re.escape(stem)}(\d+)\.(\w+)\.", name) for name in arrays) if m]
     places = {place for place, _ in blocks}
-    counts = [0]  # a place without a block is the convolution between two levels
+    counts = [0]  # an index without a block is the convolution between two levels
     for place in range(1, max(places, default=0) + 1):
-        counts = [*counts[:-1], counts[-1] + 1] if place in places else [*counts, 0]
+        if place in places:
+            counts[-1] += 1
+        else:
+            counts.append(0)
     last = shape_of("taesd", arrays, f"{stem}{max(places, default=0) + 1}.{leaf}")
     return {
         "channels": last[outputs],
@@ -71,7 +73,7 @@ def infer(naming: Naming, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def entries(naming: Naming, model: TAESD, abstract: Any) -> list[Entry]:
+def entries(naming: Naming, model: TAESD, abstract: Params) -> list[Entry]:
     places = {"encoder": _encoder_places(model), "decoder": _decoder_places(model, naming.first)}
     return [_entry(naming, places[path[0]][path[1]], path) for path in flatten_dict(abstract)]
 

@@ -1,0 +1,94 @@
+"""Convolutions whose gradients are fast inside loops on CPU, and resampling with separable filters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from flax.typing import PrecisionLike
+from jaxtyping import Array, Float
+
+Padding = Sequence[tuple[int, int]]  # before and after, per axis
+
+
+def loop_conv(x: Array, kernel: Array, strides: Sequence[int], padding: str | Padding, **kwargs: Any) -> Array:
+    """`lax.conv_general_dilated` whose gradients on CPU are a plain convolution and matrix products.
+
+    XLA on CPU runs its own convolution gradients an order of magnitude slower inside loops and branches; these are as
+    fast inside as outside. Other platforms keep XLA's. Reverse mode only: `jax.jvp` raises. Convolutions that are
+    strided, dilated or grouped, or padded by name, fall back to `lax.conv_general_dilated`.
+    """
+    dilated = any(step != 1 for name in ("lhs_dilation", "rhs_dilation") for step in kwargs.get(name) or (1,))
+    grouped = kwargs.get("feature_group_count", 1) != 1 or kwargs.get("batch_group_count", 1) != 1
+    if dilated or grouped or isinstance(padding, str) or any(stride != 1 for stride in strides):
+        return jax.lax.conv_general_dilated(x, kernel, strides, padding, **kwargs)
+    return _loop_conv(x, kernel, tuple((int(low), int(high)) for low, high in padding), kwargs.get("precision"))
+
+
+def _conv(x: Array, kernel: Array, padding: Padding, precision: PrecisionLike) -> Array:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=layout, precision=precision)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _loop_conv(x: Array, kernel: Array, padding: Padding, precision: PrecisionLike) -> Array:
+    return _conv(x, kernel, padding, precision)
+
+
+def _loop_conv_forward(
+    x: Array, kernel: Array, padding: Padding, precision: PrecisionLike
+) -> tuple[Array, tuple[Array, Array]]:
+    return _conv(x, kernel, padding, precision), (x, kernel)
+
+
+def _loop_conv_backward(
+    padding: Padding, precision: PrecisionLike, inputs: tuple[Array, Array], g: Array
+) -> tuple[Array, Array]:
+    def products(x: Array, kernel: Array, g: Array) -> tuple[Array, Array]:
+        room = [(size - 1 - low, size - 1 - high) for size, (low, high) in zip(kernel.shape, padding, strict=False)]
+        flipped = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
+        padded = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+        (rows, columns), (_, h, w, _) = kernel.shape[:2], g.shape
+        windows = [[padded[:, i : i + h, j : j + w] for j in range(columns)] for i in range(rows)]
+        weight = [[jnp.einsum("bhwc,bhwf->cf", window, g, precision=precision) for window in row] for row in windows]
+        return _conv(g, flipped, room, precision), jnp.stack([jnp.stack(row) for row in weight])
+
+    def native(x: Array, kernel: Array, g: Array) -> tuple[Array, Array]:
+        return jax.vjp(lambda x, kernel: _conv(x, kernel, padding, precision), x, kernel)[1](g)
+
+    return jax.lax.platform_dependent(*inputs, g, cpu=products, default=native)
+
+
+_loop_conv.defvjp(_loop_conv_forward, _loop_conv_backward)
+
+
+def downsample(
+    x: Float[Array, "b h w c"], taps: tuple[int, ...] = (1, 1), padding: int | None = None
+) -> Float[Array, "b k l c"]:
+    """Halve the resolution with a separable filter; taps (1, 1) average 2x2 pixels."""
+    if taps == (1, 1):  # not by strided slices: libtpu 0.0.51 aborts on some of them inside loops
+        quads = rearrange(x, "b (h p) (w q) c -> p q b h w c", p=2, q=2)
+        return (quads[0, 0] + quads[0, 1] + quads[1, 0] + quads[1, 1]) / 4
+    pad = (len(taps) - 1) // 2 if padding is None else padding
+    return _depthwise(x, taps, 1.0, strides=(2, 2), padding=((pad, pad),) * 2)
+
+
+def upsample(x: Float[Array, "b h w c"], taps: tuple[int, ...] = (1, 1)) -> Float[Array, "b k l c"]:
+    """Double the resolution with a separable filter; taps (1, 1) repeat pixels."""
+    if taps == (1, 1):
+        return x.repeat(2, axis=1).repeat(2, axis=2)
+    pad = len(taps) - 1 - (len(taps) - 1) // 2
+    return _depthwise(x, taps, 4.0, lhs_dilation=(2, 2), padding=((pad, pad),) * 2)
+
+
+def _depthwise(x: Array, taps: tuple[int, ...], gain: float, strides: tuple[int, int] = (1, 1), **kwargs: Any) -> Array:
+    outer = np.outer(taps, taps)
+    kernel = jnp.asarray(gain * outer / outer.sum(), x.dtype)[:, :, None, None].repeat(x.shape[-1], axis=-1)
+    return jax.lax.conv_general_dilated(
+        x, kernel, strides, dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=x.shape[-1], **kwargs
+    )

@@ -1,0 +1,112 @@
+"""Loads a run from its workdir: `jaxdiff.load("runs/a")`.
+
+It reads config.json, data.json and export.safetensors; the training data, the teacher and the training mesh are not
+needed. Runs of format 1 have no data.json, so their data are loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxdiff.data import Dataset, DataSpec, spec
+from jaxdiff.denoisers import Denoiser
+from jaxdiff.methods import TrainState
+from jaxdiff.training import components, export, parameters, state
+from jaxdiff.training.build import Run, build, check_sampling, load_data
+from jaxdiff.training.sampling import Sampler, Texts, from_prompts, mesh_of
+from jaxdiff.training.sharding import Devices, state_shardings, with_shardings
+from jaxdiff.trees import Params
+
+
+def load(workdir: str | os.PathLike, config: ConfigDict | None = None, devices: Devices = None) -> SavedRun:
+    """The run in a workdir, for sampling; `config` is its own config with changes, for example to `config.sample`."""
+    folder = Path(workdir).expanduser()
+    trained = export.read_config(folder)
+    config = trained if config is None else config
+    check_sampling(config, trained)
+    return SavedRun(folder, build(config, data_of(folder, config)), mesh_of(config, devices))
+
+
+def data_of(workdir: Path, config: ConfigDict) -> DataSpec:
+    """The description of the data in the workdir, or the data themselves if there is none."""
+    return spec.read(workdir) or load_data(config)
+
+
+class SavedRun:
+    """A trained run: its config, network and parameters, and how to sample it."""
+
+    def __init__(self, workdir: Path, run: Run, mesh: Mesh) -> None:
+        self.workdir, self.run, self.mesh = workdir, run, mesh
+
+    @property
+    def config(self) -> ConfigDict:
+        """The config of the run."""
+        return self.run.config
+
+    @property
+    def model(self) -> nn.Module:
+        """The network."""
+        return self.run.model
+
+    @cached_property
+    def params(self) -> Params:
+        """The exported parameters, sharded by the run's rules on this mesh."""
+        shapes = parameters.shapes_of(self.run.model, self.run.conditions, self.run.data.shape)
+        declared = with_shardings(shapes, state_shardings(shapes, self.mesh, self.config.mesh.min_size))
+        loaded = parameters.read(self.workdir, "run", self.run.model)
+        return parameters.place(parameters.fitted(loaded, shapes), declared)
+
+    @property
+    def denoiser(self) -> Denoiser:
+        """The network as a denoiser `(x, sigma, cond) -> x0`."""
+        return self.run.method.denoiser(self.params)
+
+    def state(self) -> TrainState:
+        """The full training state of the newest checkpoint."""
+        return state.newest(self.workdir, state.declare(self.run, self.mesh))
+
+    def with_data(self) -> SavedRun:
+        """The same run with its data loaded, for evaluation against them."""
+        if isinstance(self.run.data, Dataset):
+            return self
+        return SavedRun(self.workdir, build(self.config, load_data(self.config)), self.mesh)
+
+    def with_nfe(self, nfe: int) -> SavedRun:
+        """The same run with as many timestamps as `nfe` network evaluations per trajectory allow."""
+        config = components.with_nfe(self.config, nfe)
+        changed = SavedRun(self.workdir, build(config, self.run.data), self.mesh)
+        changed.__dict__["params"] = self.params
+        return changed
+
+    def sampler(self, labels: str | int = "random", prompts: Sequence[str] = ()) -> Sampler:
+        """A reusable sampler for these labels or prompts."""
+        texts: Texts | None = from_prompts(self.run.data, prompts) if prompts else None
+        return Sampler(self.run, self.mesh, labels, texts)
+
+    def sample(
+        self,
+        key: int | jax.Array = 0,
+        n: int = 16,
+        *,
+        label: str | int = "random",
+        prompt: str | list[str] = "",
+        nfe: int = 0,
+    ) -> np.ndarray:
+        """n images [n h w c] in [-1, 1], or points, drawn as configured in `config.sample`.
+
+        label is a class, "random" or "cycle" (all classes in turn); prompt is one prompt or a list to cycle through.
+        Image i depends only on (key, i).
+        """
+        if nfe:
+            return self.with_nfe(nfe).sample(key, n, label=label, prompt=prompt)
+        prompts = [prompt] if isinstance(prompt, str) and prompt else list(prompt)
+        return self.sampler(label, prompts).sample(self.params, n, key)[0]

@@ -1,6 +1,6 @@
 """The assignment solver against SciPy's and optax's, in CPU time, all in one run.
 
-    python experiments/benchmarks/assignment.py [--rounds=7] [--sizes=64,128,256,512,1024] [--images=PATH]
+    python -m experiments.benchmarks.assignment [--rounds=7] [--sizes=64,128,256,512,1024] [--images=PATH]
 
 Costs are those of training: images of 32 x 32 x 3 in [-1, 1] against Gaussian noise, as -<x, eps>; CIFAR-10 where its
 file is found, random images with a 1/f spectrum otherwise. In each round every solver takes the same problems in turn,
@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from pictures import CIFAR, load
 from scipy.optimize import linear_sum_assignment
 
+from experiments.common.photos import CIFAR, load
 from jaxdiff.noise import linear_assignment
 
 PROBLEMS = 3  # of each size

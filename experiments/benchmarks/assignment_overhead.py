@@ -1,6 +1,6 @@
 """What assigned noise adds to a training step of the CIFAR-10 UNet, all in one run.
 
-    python experiments/benchmarks/assignment_overhead.py [--width=32] [--batch=128] [--rounds=5]
+    python -m experiments.benchmarks.assignment_overhead [--width=32] [--batch=128] [--rounds=5]
 
 The network is that of configs/cifar10_ddim_immiscible.py at a reduced width (it has 128 channels), on random images. In
 each round the step without assignment, the step with it and the assignment alone (cost, solution, gather) take turns;
@@ -12,11 +12,12 @@ from typing import Any
 
 import jax
 import optax
-from timing import seconds, spread
 
-from jaxdiff import denoisers, models, noise
+from experiments.benchmarks.timing import seconds, spread
+from jaxdiff import models, noise
 from jaxdiff.configs import cifar10_ddim_immiscible
-from jaxdiff.methods import denoise
+from jaxdiff.conventions import DDPM
+from jaxdiff.methods import Parts, diffusion, optimizers
 
 
 def main() -> None:
@@ -29,11 +30,11 @@ def main() -> None:
     fields = {**config.model.fields.to_dict(), "width": options.width, "channels": 3, "dropout": 0.0}
     model = models.build(config.model.name, **fields)
     batch = {"image": jax.random.uniform(jax.random.key(0), (options.batch, 32, 32, 3), minval=-1.0, maxval=1.0)}
-    wrapper = lambda network: denoisers.ddpm(network, denoisers.linear_abar())  # noqa: E731
     couple = noise.coupling("hungarian")
     programs: dict[str, Any] = {}
     for name, pair in {"without": None, "with": couple}.items():
-        method = denoise(model, optax.adam(2e-4), lambda *_: None, wrapper=wrapper, couple=pair)  # type: ignore
+        parts = Parts(model, optimizers(optax.adam(2e-4)), convention=DDPM("linear"), couple=pair)
+        method = diffusion.build(diffusion.Options(), parts)
         state = jax.jit(method.init)(jax.random.key(1), batch)
         step = jax.jit(method.step).lower(state, batch, jax.random.key(0)).compile()
         programs[name] = lambda step=step, state=state: step(state, batch, jax.random.key(2))

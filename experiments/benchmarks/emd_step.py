@@ -1,6 +1,6 @@
 """One EMD step against the sum of its parts, and the memory of a chain, for several numbers of Langevin steps.
 
-    python experiments/benchmarks/emd_step.py [--steps=1,4] [--batch=64] [--rounds=15] [--memory]
+    python -m experiments.benchmarks.emd_step [--steps=1,4] [--batch=64] [--rounds=15] [--memory]
 
 A step with K Langevin steps is K forwards of the teacher and of the student score, K forwards of the generator with a
 pull-back to z, an M-step (forward and gradient) and an update of the score (a forward of the generator, a gradient).
@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from timing import seconds, spread
 
-from jaxdiff import denoisers, methods, models
-from jaxdiff.methods.emd import DIFF_INSTRUCT
+from experiments.benchmarks.timing import seconds, spread
+from jaxdiff import denoisers, models
+from jaxdiff.methods import Frozen, Parts, Teacher, emd, optimizers
 from jaxdiff.methods.method import update
 
 
@@ -33,19 +33,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--memory", action="store_true")
     options = parser.parse_args()
-    lab = Lab(options.batch)
+    setup = Setup(options.batch)
     if options.memory:
-        sizes = {k: lab.program(k).memory_analysis().temp_size_in_bytes for k in (2, 16)}
+        sizes = {k: setup.program(k).memory_analysis().temp_size_in_bytes for k in (2, 16)}
         print(f"temporaries: {sizes[2]:,} bytes at K = 2, {sizes[16]:,} at K = 16: {sizes[16] / sizes[2]:.3f} times")
         return
-    parts = lab.parts()
-    programs = {k: lab.program(k) for k in map(int, options.steps.split(","))}
-    for action in (*parts.values(), *(lab.action(program) for program in programs.values())):
+    parts = setup.parts()
+    programs = {k: setup.program(k) for k in map(int, options.steps.split(","))}
+    for action in (*parts.values(), *(setup.action(program) for program in programs.values())):
         seconds(action)  # warm
     rounds: list[dict[Any, float]] = []
     for _ in range(options.rounds):
         timed: dict[Any, float] = {name: seconds(action) for name, action in parts.items()}
-        rounds.append(timed | {k: seconds(lab.action(program)) for k, program in programs.items()})
+        rounds.append(timed | {k: seconds(setup.action(program)) for k, program in programs.items()})
     middle = {name: 1e3 * statistics.median(r[name] for r in rounds) for name in rounds[0]}
     print("parts, ms: " + ", ".join(f"{name} {middle[name]:.1f}" for name in parts))
     print(f"{'':16s}{'step, ms':>10s}{'step / parts':>24s}{'step / forward':>16s}{'cost model':>14s}")
@@ -63,11 +63,11 @@ def expected(timed: dict[Any, float], k: int) -> float:
     return chain + timed["M-step"] + timed["score update"]
 
 
-class Lab:
+class Setup:
     """A network with random weights, a batch, and the programs."""
 
     def __init__(self, batch: int):
-        fields: dict[str, Any] = {"resolution": 8, "channels": 1, "width": 16, "multipliers": (1, 2), "blocks": 1}
+        fields: dict[str, Any] = {"resolution": 8, "channels": 1, "width": 16, "channel_mult": (1, 2), "blocks": 1}
         self.model = models.UNet(**fields, attention=(4,), num_classes=10)
         self.x, self.cond = jnp.ones((batch, 8, 8, 1)), {"label": jnp.zeros(batch, jnp.int32)}
         inputs = (jax.random.key(0), self.x, jnp.ones(batch), self.cond)
@@ -78,9 +78,10 @@ class Lab:
         self.batch = {"image": self.x, **self.cond}
 
     def program(self, k: int) -> Any:
-        """(compiled step, state) of a method with K Langevin steps."""
-        chain = DIFF_INSTRUCT if k == 0 else {"steps": k}
-        method = methods.emd(self.model, self.optimizer, **chain)
+        """The compiled step of a method with K Langevin steps."""
+        chain = emd.DIFF_INSTRUCT if k == 0 else {"steps": k}
+        own = Teacher(lambda params: denoisers.edm(models.bind(self.model, params)), Frozen(dict, dict), own=True)
+        method = emd.build(emd.Options(**chain), Parts(self.model, optimizers(self.optimizer), teacher=own))
         init = jax.jit(method.init, compiler_options={"xla_backend_optimization_level": 0})
         self.state = init(jax.random.key(0), self.batch, {"teacher": self.params})
         return jax.jit(method.step).lower(self.state, self.batch, jax.random.key(1)).compile()
@@ -90,7 +91,7 @@ class Lab:
 
     def parts(self) -> dict[str, Callable[[], Any]]:
         def denoise(params: Any, x: jax.Array) -> jax.Array:
-            return denoisers.edm(models.network(self.model, params))(x, 1.0, self.cond)
+            return denoisers.edm(models.bind(self.model, params))(x, 1.0, self.cond)
 
         @jax.jit
         def pull_back(params: Any, x: jax.Array) -> Any:

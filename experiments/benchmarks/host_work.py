@@ -1,8 +1,8 @@
 """What a training process does on its host in a step, by how many processes there are: the share of each stays flat.
 
-    python experiments/benchmarks/host_work.py [--steps 1000] [--out host_work.json]
+    python -m experiments.benchmarks.host_work [--steps 1000] [--out host_work.json]
 
-Real processes on this machine, 1, 2 and 4 of them, each with 64 images a step of a set of CIFAR-10's size (the global
+Real processes on this machine, 1, 2 and 4 of them, each with 64 images per step of a set of CIFAR-10's size (the global
 batch grows with them): its share of the data, the question whether to stop, log lines and checkpoints as often as
 configs/default.py has them, the state being small. No training step is run: a device would do that. Counted are CPU
 seconds and not time, because four processes share the cores of one machine: of the main thread in each part, and of the
@@ -57,7 +57,7 @@ def work(processes: int, process: int, port: int, steps: int, workdir: Path) -> 
 
     def take(step: int) -> None:
         timed("data", lambda: dataset.batch(step, BATCH * processes, process, processes))
-        timed("stop", lambda: stop.asked(step))
+        timed("stop", lambda: stop.requested(step))
         if step % every.log_every == 0:
             timed("log", lambda: log.scalars(step, {"loss": 1.0, "grad_norm": 2.0, "steps_per_second": 3.0}))
         if step % every.save_every == 0:
@@ -78,12 +78,12 @@ def work(processes: int, process: int, port: int, steps: int, workdir: Path) -> 
 
 
 def measure(processes: int, steps: int) -> dict[str, float]:
-    """The mean over the processes of a run of so many."""
+    """The mean over the processes of a run."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        common = [sys.executable, __file__, "--steps", str(steps), "--child"]
+        common = [sys.executable, "-m", "experiments.benchmarks.host_work", "--steps", str(steps), "--child"]
         commands = [[*common, str(processes), str(i), str(port), folder] for i in range(processes)]
         children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
         found = [json.loads(child.communicate()[0].splitlines()[-1]) for child in children]
@@ -101,7 +101,7 @@ def main() -> None:
         print(json.dumps(work(processes, process, port, options.steps, Path(options.child[3]))))
         return
     table = {count: measure(count, options.steps) for count in COUNTS}
-    print(f"processes | {' | '.join(table[1])} (CPU ms a step) | whole over one process")
+    print(f"processes | {' | '.join(table[1])} (CPU ms per step) | whole over one process")
     for count, row in table.items():
         columns = " | ".join(f"{value:.3f}" for value in row.values())
         print(f"{count} | {columns} | {row['whole'] / table[1]['whole']:.2f}")

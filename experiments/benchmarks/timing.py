@@ -1,4 +1,4 @@
-"""What the benchmarks share: one timed call, and how a ratio of many rounds is written."""
+"""One timed call, and how a ratio over many rounds is written."""
 
 from __future__ import annotations
 

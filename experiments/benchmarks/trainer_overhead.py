@@ -1,6 +1,6 @@
 """What the training loop costs beyond the step it runs: its time per step over that of the bare compiled step.
 
-    python experiments/benchmarks/trainer_overhead.py [--steps 1000] [--out trainer_overhead.json]
+    python -m experiments.benchmarks.trainer_overhead [--steps 1000] [--out trainer_overhead.json]
 
 At the quickstart's size (configs/digits.py, batch 64), in one process and with one compiled program: after every log
 window of a real run (batches prepared in the background, checks, log lines, metrics.jsonl, TensorBoard) a plain Python
@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdiff.configs import digits
-from jaxdiff.training import trainer
+from jaxdiff.training import prepare, trainer
 from jaxdiff.training.logs import Logger
 from jaxdiff.training.sharding import global_batch
+from jaxdiff.training.state import Guard, declare, example_batch, shardings_of
 
 BATCHES = 16  # kept ready for the bare loop
 
@@ -33,10 +34,10 @@ class Bare:
     """The step in a plain loop: `window()` takes as many steps as a log window has."""
 
     def __init__(self, config: Any, program: Any) -> None:
-        job, size = trainer.build(config), config.data.batch_size
-        init = jax.jit(job.method.init, out_shardings=trainer.declare(job)[1])
-        self.carry = init(jax.random.key(0), trainer.example_batch(job)), trainer.Guard(jnp.int32(0), jnp.int32(-1))
-        self.ready = cycle([global_batch(job.dataset.batch(i, size), job.mesh) for i in range(BATCHES)])
+        (run, mesh), size = prepare(config), config.data.batch_size
+        init = jax.jit(run.method.init, out_shardings=shardings_of(declare(run, mesh)))
+        self.carry = init(jax.random.key(0), example_batch(run, mesh)), Guard(jnp.int32(0), jnp.int32(-1))
+        self.ready = cycle([global_batch(run.select(run.data.batch(i, size)), mesh) for i in range(BATCHES)])
         self.program, self.base = program, jax.random.key(1)
         self.steps = [jnp.int32(i) for i in range(config.train.log_every)]
 
@@ -48,7 +49,7 @@ class Bare:
 
 
 class Alternating(Logger):
-    """The trainer's logger, which after each line lets the bare loop have its turn and keeps the time of both."""
+    """The trainer's logger, which runs the bare loop after each line and keeps the time of both."""
 
     bare: Bare
     windows: list[tuple[np.ndarray, np.ndarray]]  # (wall, CPU) seconds of the trainer's and of the bare steps

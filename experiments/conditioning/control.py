@@ -1,11 +1,11 @@
-"""Size conditioning: constant weight or the power-cosine of time with several alpha, and which size to ask for.
+"""Size conditioning: constant weight or the power-cosine of time with several alpha, and which size to sample with.
 
-    python experiments/conditioning/control.py [--steps=600] [--seeds=3] [--out=runs/experiments]
+    python -m experiments.conditioning.control [--steps=600] [--seeds=3] [--out=runs/experiments]
 
-Pictures were drawn at 8x8 or at 32x32 and resized to 16x16, so the size says how sharp a picture is and nothing of what
-it shows. Seed, noise and prompt stay while the size that samples are told changes: `content` is the root mean square
-change of their 4x4 averages and `detail` that of what is left, between the smallest and the largest size; `kept` is the
-share of samples that still show the same things. Rows of the last table are the sizes asked for.
+Images were drawn at 8x8 or at 32x32 and resized to 16x16, so the size says how sharp an image is and nothing about what
+it shows. Seed, noise and prompt stay while the size that samples are conditioned on changes: `content` is the root mean
+square change of their 4x4 averages and `detail` that of the rest, between the smallest and the largest size; `kept` is
+the share of samples that still show the same things. Rows of the last table are the sizes of samples.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from lab import cell, show
-from study import PATCH, SIZE, Variant, chosen, parse, parser, report
 
+from experiments.common.tables import cell, show
+from experiments.conditioning.variant import PATCH, SIZE, Variant, chosen, parse, parser, report
 from jaxdiff.data import caption_scores, read_shapes
 
 SIZES = (SIZE, 2 * SIZE, 4 * SIZE)
@@ -33,8 +33,8 @@ CURVES: dict[str, dict[str, Any]] = {
 CLAIM = "with a constant weight content changes with the size; with the cosine less, at equal or better quality"
 
 
-def told(args: Any, curve: dict[str, Any], size: int) -> Variant:
-    """The variant whose samples are told this size."""
+def sampled_at(args: Any, curve: dict[str, Any], size: int) -> Variant:
+    """The variant whose samples are conditioned on this size."""
     changes = {**DATA, "model.fields.control": {"keys": ("original_size",), **curve}}
     return Variant(args, {**changes, "sample.control.original_size": (size, size)})
 
@@ -47,7 +47,7 @@ def pooled(images: np.ndarray) -> np.ndarray:
 
 
 def change(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
-    """How much two sets of samples, alike but for what they were told, differ."""
+    """How much two sets of samples differ that are alike but for the size they are conditioned on."""
     content = pooled(one) - pooled(other)
     return {
         "content": float(np.sqrt(np.mean(content**2))),
@@ -58,23 +58,23 @@ def change(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
 
 def main() -> None:
     args = parse(parser(__doc__, steps=600))
-    runs, moved, asked = {}, {}, {}
+    variants, moved, by_size = {}, {}, {}
     for name in chosen(args, CURVES):
         curve = CURVES[name]
-        runs[name] = told(args, curve, SIZES[-1]).run(name)
+        variants[name] = sampled_at(args, curve, SIZES[-1]).train_all(name)
         drawn: dict[int, list[Any]] = {}
         for size in SIZES:
-            variant = runs[name] if size == SIZES[-1] else told(args, curve, size)
-            drawn[size] = [variant.images(state, seed) for seed, state in enumerate(runs[name].states)]
+            variant = variants[name] if size == SIZES[-1] else sampled_at(args, curve, size)
+            drawn[size] = [variant.images(params, seed) for seed, params in enumerate(variants[name].params)]
             scores = [caption_scores(images, variant.drawn[1])["caption"] for images in drawn[size]]
-            asked.setdefault(size, []).append(scores)
+            by_size.setdefault(size, []).append(scores)
         moved[name] = [change(*pair) for pair in zip(drawn[SIZES[0]], drawn[SIZES[-1]], strict=True)]
-    report(args, "control", CLAIM, runs, "caption", moved=moved, asked=asked)
+    report(args, "control", CLAIM, variants, "caption", moved=moved, by_size=by_size)
     keys = list(next(iter(moved.values()))[0])
     rows = [[name, *(cell([seed[key] for seed in found]) for key in keys)] for name, found in moved.items()]
-    show(f"samples told {SIZES[0]} and {SIZES[-1]}: how much changes", ["", *keys], rows)
-    rows = [[str(size), *(cell(scores) for scores in found)] for size, found in asked.items()]
-    show("caption score by the size that samples are told", ["", *runs], rows)
+    show(f"samples of size {SIZES[0]} and {SIZES[-1]}: how much changes", ["", *keys], rows)
+    rows = [[str(size), *(cell(scores) for scores in found)] for size, found in by_size.items()]
+    show("caption score by the size that samples are conditioned on", ["", *variants], rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The files that configs/t2i_small.py:emoji reads, from a set of 32x32 emoji with captions and their embeddings.
 
-    python experiments/conditioning/emoji.py --data=FOLDER [--out=.]
+    python -m experiments.conditioning.emoji --data=FOLDER [--out=.]
 
-FOLDER holds emoji32.npz, pictures with the number of their captions, and emoji_text_minilm_tokens.npz, the last hidden
+FOLDER holds emoji32.npz, images with the number of their captions, and emoji_text_minilm_tokens.npz, the last hidden
 states of a sentence encoder for each caption. Writes emoji32.npz (images, captions, caption_ids; the
 captions of the test split left out) and emoji_text/ (text.npy, text_mask.npy).
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def table(hidden: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Texts [rows + 1, l, d] and their mask; the last row, for no text, is one token of zeros."""
+    """Embeddings [rows + 1, l, d] of captions and their mask; the last row, for no caption, is one token of zeros."""
     lengths = np.append(np.diff(offsets)[rows], 1)
     text = np.zeros((len(lengths), lengths.max(), hidden.shape[1]), np.float16)
     for i, row in enumerate(rows):
@@ -33,19 +33,19 @@ def main() -> None:
     for file in files:
         if not file.is_file():
             p.error(f"there is no {file.name} in {Path(args.data).resolve()}")
-    pictures, texts = (np.load(file, allow_pickle=False) for file in files)
-    kept = np.flatnonzero(~pictures["is_test"].astype(bool))  # captions
-    number = np.full(len(pictures["captions"]), -1)
+    emoji, encoded = (np.load(file, allow_pickle=False) for file in files)
+    kept = np.flatnonzero(~emoji["is_test"].astype(bool))  # captions
+    number = np.full(len(emoji["captions"]), -1)
     number[kept] = np.arange(len(kept))
-    ids = number[pictures["caption_id"]]
+    ids = number[emoji["caption_id"]]
     out = Path(args.out)
     (out / "emoji_text").mkdir(parents=True, exist_ok=True)
-    images = pictures["images"][ids >= 0]
-    np.savez(out / "emoji32.npz", images=images, captions=pictures["captions"][kept], caption_ids=ids[ids >= 0])
-    text, mask = table(texts["hidden"], texts["token_offsets"], kept)
+    images = emoji["images"][ids >= 0]
+    np.savez(out / "emoji32.npz", images=images, captions=emoji["captions"][kept], caption_ids=ids[ids >= 0])
+    text, mask = table(encoded["hidden"], encoded["token_offsets"], kept)
     np.save(out / "emoji_text" / "text.npy", text)
     np.save(out / "emoji_text" / "text_mask.npy", mask)
-    print(f"wrote {len(images)} pictures with {len(kept)} captions of up to {text.shape[1]} tokens to {out}")
+    print(f"wrote {len(images)} images with {len(kept)} captions of up to {text.shape[1]} tokens to {out}")
 
 
 if __name__ == "__main__":

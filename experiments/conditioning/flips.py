@@ -1,12 +1,12 @@
-"""Left and right when pictures are mirrored half the time: flips told to the network, kept from it, or not made.
+"""Left and right when half of the images are mirrored: the network conditioned on flips or not, or no flips at all.
 
-    python experiments/conditioning/flips.py [--steps=1200] [--seeds=3] [--out=runs/experiments]
+    python -m experiments.conditioning.flips [--steps=1200] [--seeds=3] [--out=runs/experiments]
 
 left_right is the share of samples that look more like their caption than like it with left and right exchanged. Things
-are circles of four colours. Networks that are told of flips are asked for pictures without and, in the last row, for
-mirrored ones, which then disobey.
+are circles of four colours. Networks conditioned on flips are sampled without one and, in the last row, with one: their
+samples should then disobey.
 
-In the first half of a training every second batch is without flips. With flips in half of the pictures from the start,
+In the first half of a training every second batch is without flips. With flips in half of the images from the start,
 the side is the exclusive or of the flip and of a thing's place in the caption, and the network was still at chance
 after 1,500 steps.
 """
@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from study import Variant, chosen, parse, parser, report
-
+from experiments.conditioning.variant import Variant, chosen, parse, parser, report
 from jaxdiff.data.shapes import COLOURS
 
 CIRCLES = {
@@ -33,23 +32,23 @@ CLAIM = "prompts with left and right are obeyed only with flip conditioning; her
 def gradual(args: Any, changes: dict[str, Any]) -> Variant:
     """A variant whose first half sees flips in every second batch only."""
     variant = Variant(args, changes)
-    plain = Variant(args, {**changes, "data.options.flip": False}).job.dataset
-    variant.data_at = lambda step: plain if step % 2 and step <= args.steps // 2 else variant.job.dataset
+    plain = Variant(args, {**changes, "data.options.flip": False}).dataset
+    variant.data_at = lambda step: plain if step % 2 and step <= args.steps // 2 else variant.dataset
     return variant
 
 
 def main() -> None:
     args = parse(parser(__doc__, steps=1200))
-    runs = {name: gradual(args, VARIANTS[name]).run(name) for name in chosen(args, VARIANTS)}
-    if "recorded" in runs:
-        runs["recorded, flips asked for"] = asked(args, runs["recorded"])
-    report(args, "flips", CLAIM, runs, "left_right")
+    variants = {name: gradual(args, VARIANTS[name]).train_all(name) for name in chosen(args, VARIANTS)}
+    if "recorded" in variants:
+        variants["recorded, flips requested"] = sampled_flipped(args, variants["recorded"])
+    report(args, "flips", CLAIM, variants, "left_right")
 
 
-def asked(args: Any, recorded: Variant) -> Variant:
-    """Samples of a trained variant that are told to be mirrored."""
+def sampled_flipped(args: Any, recorded: Variant) -> Variant:
+    """Samples of a trained variant, conditioned on a flip."""
     mirrored = Variant(args, {**RECORDED, "sample.control.flip": 1})
-    mirrored.scores = [[mirrored.score(state, seed)] for seed, state in enumerate(recorded.states)]
+    mirrored.scores = [[mirrored.score(params, seed)] for seed, params in enumerate(recorded.params)]
     mirrored.marks = [args.steps]
     return mirrored
 

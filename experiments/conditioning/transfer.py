@@ -1,14 +1,14 @@
 """Training at 16x16 from a network trained at 8x8, and from scratch: loss and caption scores by steps at 16x16.
 
-    python experiments/conditioning/transfer.py [--study transfer positions] [--steps=400] [--seeds=3]
+    python -m experiments.conditioning.transfer [--study transfer positions] [--steps=400] [--seeds=3]
 
 transfer   scratch; transferred, with noise and positions rescaled
 positions  interpolated, extrapolated, bicubic (Figure 7 of the paper, left)
 schedule   noise levels rescaled or not (middle); the loss is then one of other levels and cannot be compared
-crops      8x8 pictures made by resizing, as windows of the large ones, or both (right)
+crops      8x8 images made by resizing, as windows of the large ones, or both (right)
 
 The learning rate is constant, as in the paper, so a mark at half of the steps is a training of half as many. The small
-network sees half as many tokens a side; its training (--before steps) is not counted. What studies have in common is
+network sees half as many tokens per side; its training (--before steps) is not counted. What studies have in common is
 trained once.
 """
 
@@ -19,8 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from study import SIZE, Variant, chosen, parse, parser, report
 
+from experiments.conditioning.variant import SIZE, Variant, chosen, parse, parser, report
+from jaxdiff.methods import exported
 from jaxdiff.trees import by_name
 
 PATCH = 2  # things span several tokens at either size; with patches of 4, at 8x8, they hardly do
@@ -54,33 +55,38 @@ def main() -> None:
     starts: dict[str, list[Any]] = {"": []}
     trained: dict[str, Variant] = {}
     for study in args.study:
-        runs = {}
+        variants: dict[str, Variant] = {}
         for name in chosen(args, STUDIES[study]):
             crop, changes = STUDIES[study][name]
             if crop not in starts:
                 starts[crop] = first(args, crop)
             same = f"{crop} {changes}"
-            trained[same] = runs[name] = trained.get(same) or Variant(args, changes).run(name, starts[crop])
-        report(args, study, CLAIMS[study], runs, "caption" if study == "schedule" else "loss")
-        if {"scratch", "transfer"} <= set(runs):
+            if same not in trained:
+                trained[same] = Variant(args, changes).train_all(name, starts[crop])
+            variants[name] = trained[same]
+        report(args, study, CLAIMS[study], variants, "caption" if study == "schedule" else "loss")
+        if {"scratch", "transfer"} <= set(variants):
             for key, better in (("loss", operator.le), ("shape", operator.ge), ("caption", operator.ge)):
-                first_at = reached(runs["transfer"], [seed[-1][key] for seed in runs["scratch"].scores], key, better)
-                print(f"scratch's last {key} is reached after {first_at} of {runs['scratch'].marks[-1]} steps")
+                scratch, goal = variants["scratch"], [seed[-1][key] for seed in variants["scratch"].scores]
+                first_at = reached(variants["transfer"], goal, key, better)
+                print(f"scratch's last {key} is reached after {first_at} of {scratch.marks[-1]} steps")
 
 
 def first(args: Any, crop: str) -> list[dict[str, Any]]:
     """Averaged parameters by name of the training at 8x8, by seed."""
     small = Variant(args, {**SMALL, "data.options.crop": crop}, steps=2 if args.tiny else args.before)
-    found = [small.train(seed) for seed in range(args.seeds)]
-    print(f"at {SIZE}x{SIZE}, crop {crop}: {small.score(found[0], 0)}", flush=True)
-    return [by_name(jax.device_get(state.ema)) for state in found]
+    params = [exported(small.train(seed)) for seed in range(args.seeds)]
+    print(f"at {SIZE}x{SIZE}, crop {crop}: {small.score(params[0], 0)}", flush=True)
+    return [by_name(jax.device_get(tree)) for tree in params]
 
 
-def reached(run: Variant, wanted: list[float], key: str, better: Callable[[float, float], bool]) -> list[int | None]:
+def reached(
+    variant: Variant, wanted: list[float], key: str, better: Callable[[float, float], bool]
+) -> list[int | None]:
     """The first mark of each seed at which the score is as good as wanted."""
     return [
-        next((mark for mark, scores in zip(run.marks, curve, strict=True) if better(scores[key], goal)), None)
-        for curve, goal in zip(run.scores, wanted, strict=True)
+        next((mark for mark, scores in zip(variant.marks, curve, strict=True) if better(scores[key], goal)), None)
+        for curve, goal in zip(variant.scores, wanted, strict=True)
     ]
 
 

@@ -1,6 +1,6 @@
 """EMD on the digits, one choice changed at a time.
 
-    python experiments/emd/ablations.py --teacher=runs/digits --out=runs/experiments [--axis=cancel]
+    python -m experiments.emd.ablations --teacher=runs/digits --out=runs/experiments [--axis=cancel]
 
 Axes: what the chain moves (scheme), the noise taken out of the M-step (cancel), the number of Langevin steps (K), the
 generator's noise level (sigma_star, with its distance before any training). --axis=cancel also writes the gradient norm
@@ -13,7 +13,11 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-from lab import Lab, cell, parse, parser, plt, save, show
+
+from experiments.common.distillation import DigitsStudy, parse, parser
+from experiments.common.results import plt
+from experiments.common.tables import cell, show
+from jaxdiff.methods import exported
 
 # name -> the field, its values, what the paper says
 AXES: dict[str, tuple[str, tuple, str]] = {
@@ -30,46 +34,45 @@ def main() -> None:
     p = parser(__doc__, iterations=300, seeds=1)
     p.add_argument("--axis", choices=AXES, action="append", help="one axis; again for another (default: all)")
     args = parse(p)
-    lab = Lab(args, "emd")
+    study = DigitsStudy(args, "emd")
     results: dict[str, Any] = {}
     for name in args.axis or AXES:
         field, values, claim = AXES[name]
-        found = {str(value): study(lab, {field: value}) for value in values}
-        report(lab, name, found, claim)
+        found = {str(value): distil(study, {field: value}) for value in values}
+        report(study, name, found, claim)
         results[name] = found
     stem = "emd_ablations" + "".join(f"_{name}" for name in args.axis or ())
-    save(lab, stem, {"axes": results}, draw(results))
+    study.save(stem, {"axes": results}, draw(results))
 
 
-def study(lab: Lab, changes: dict[str, Any]) -> dict[str, Any]:
+def distil(study: DigitsStudy, changes: dict[str, Any]) -> dict[str, Any]:
     """Distances before and after, over seeds; gradient norms and seconds of the last seed."""
-    recipe = lab.run(changes)
+    distillation = study.distil(changes)
     norms: list[float] = []
+    marks = [*range(EVERY, distillation.iterations, EVERY), distillation.iterations]
 
-    def watch(done: int, state: Any, metrics: Any) -> None:
-        if done % EVERY == 0 or done == recipe.iterations:
-            norms.append(float(metrics["grad_norm"]))
+    def watch(step: int, state: Any, metrics: Any) -> None:
+        norms.append(float(metrics["grad_norm"]))
 
     scores, seconds = [], 0.0
-    for seed in lab.seeds:
+    for seed in study.seeds:
         norms.clear()
-        student, seconds = recipe.train(seed, watch=watch)
-        scores.append(lab.measure(recipe.sample(student, None, seed)))
-    start = recipe.method.export(recipe.begin(0))
-    before = lab.measure(recipe.sample(start, None, 0))["frechet"]
+        student, seconds = distillation.train(seed, marks=marks, watch=watch)
+        scores.append(distillation.measure(student, seed))
+    before = distillation.measure(exported(distillation.init(0)), 0)["frechet"]
     return {"scores": scores, "before": before, "grad_norm": list(norms), "seconds": seconds}
 
 
-def report(lab: Lab, name: str, found: dict[str, Any], claim: str) -> None:
+def report(study: DigitsStudy, name: str, found: dict[str, Any], claim: str) -> None:
     rows = []
     for value, row in found.items():
         scores = [cell([score[m] for score in row["scores"]]) for m in MEASURES]
         late = float(np.mean(row["grad_norm"][-5:]))
         rows.append([value, f"{row['before']:.2f}", *scores, f"{late:.4f}", f"{row['seconds']:.0f}"])
-    count = f"{lab.args.seeds} seed(s), {lab.args.iterations} updates, {lab.args.samples} images"
+    count = f"{study.args.seeds} seed(s), {study.args.iterations} updates, {study.args.samples} images"
     show(f"{name}, {count}", [name, "before", *MEASURES, "gradient norm", "seconds"], rows)
     best = min(found, key=lambda value: mean(score["frechet"] for score in found[value]["scores"]))
-    unsettled = "; one seed has no spread, so small differences are not settled" * (lab.args.seeds == 1)
+    unsettled = "; one seed has no spread, so small differences are not settled" * (study.args.seeds == 1)
     print(f"the paper (ImageNet 64): {claim}. Here {best} has the lowest distance{unsettled}", flush=True)
 
 

@@ -1,6 +1,6 @@
 """Which divergence each scheme minimises, shown by a generator that cannot fit its teacher.
 
-    python experiments/emd/divergences.py --out=runs/experiments
+    python -m experiments.emd.divergences --out=runs/experiments
 
 Teacher: half N(-2, 0.5^2), half N(2, 0.5^2). Generator: a z + b, from a = 1, b = 0.5. One noise level, exact scores,
 gamma_eps = 0.05, SGD. Moments matched (the forward divergence, any level): a = sqrt(4.25) = 2.06. Mode seeking (the
@@ -10,20 +10,18 @@ reverse one): the optimum by quadrature. Complete cancellation is biased unless 
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from lab import show
-
+from experiments.common import results
+from experiments.common.results import plt
+from experiments.common.tables import show
 from jaxdiff import denoisers
-from jaxdiff.methods.emd import e_step, m_step
+from jaxdiff.methods.emd import m_step
+from jaxdiff.methods.langevin import Langevin, e_step
 
 LOG_SNR = (1.0, 0.0)
 # gamma_z, K, cancellation: the fixed points known from another implementation, at those two levels
@@ -61,11 +59,8 @@ def main() -> None:
     rows.append(["forward optimum: moments", "2.062", "2.062", "", ""])
     columns = ["|a| at the end", "log-SNR 1", "log-SNR 0", "known: 1", "0"]
     show(f"{args.examples} chains, {args.iterations} updates, mean of the second half", columns, rows)
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
-    results = {"fixed_points": found, "reverse_optimum": best, "iterations": args.iterations}
-    (out / "emd_divergences.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    draw(paths, best, out / "emd_divergences.png")
+    record = {"fixed_points": found, "reverse_optimum": best, "iterations": args.iterations}
+    results.save(args.out, "emd_divergences", record, draw(paths, best))
 
 
 def descend(level: float, step_z: float, steps: int, cancel: str, args: argparse.Namespace) -> np.ndarray:
@@ -73,6 +68,7 @@ def descend(level: float, step_z: float, steps: int, cancel: str, args: argparse
     teacher = denoisers.gaussian_mixture(MEANS[:, None], STD)
     generate = lambda p, z, cond=None: p["a"] * z + p["b"]  # noqa: E731
     scheme = "eps,z" if step_z else "eps"
+    settings = Langevin(steps=steps, step_eps=STEP, step_z=step_z, cancel=cancel, scheme=scheme)
     sigma = jnp.full(args.examples, level)
     rate = 2.0 if steps == 1 else 0.3  # one short step moves little
 
@@ -80,8 +76,8 @@ def descend(level: float, step_z: float, steps: int, cancel: str, args: argparse
         keys = jax.random.split(key, 3)
         z, eps = (jax.random.normal(k, (args.examples, 1)) for k in keys[:2])
         student = denoisers.gaussian(params["b"], params["a"])
-        options = {"steps": steps, "step_eps": STEP, "step_z": step_z, "cancel": cancel, "scheme": scheme}
-        chain = e_step(teacher, student, lambda z, c: generate(params, z), z, eps, sigma, keys[2], **options)
+        made = lambda z, cond: generate(params, z)  # noqa: E731
+        chain = e_step(teacher, student, made, z, eps, sigma, keys[2], chain=settings)
         _, gradient = m_step(generate, params, chain, sigma, scheme=scheme)
         params = jax.tree.map(lambda p, g: p - rate * g, params, gradient)
         return params, params["a"]
@@ -106,7 +102,7 @@ def reverse_optimum(level: float) -> float:
     return float(values[np.argmin([divergence(a) for a in values])])
 
 
-def draw(paths: dict, best: list[float], path: Path) -> None:
+def draw(paths: dict, best: list[float]) -> Any:
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
     for i, axis in enumerate(axes):
         for name, both in paths.items():
@@ -117,8 +113,7 @@ def draw(paths: dict, best: list[float], path: Path) -> None:
             title=f"log-SNR {LOG_SNR[i]:g}: dashed reverse, dotted forward optimum", xlabel="updates", ylabel="|a|"
         )
     axes[0].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
+    return figure
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """25 Gaussians in the plane: does a one-step generator cover them all? EMD against Diff-Instruct, same updates.
 
-    python experiments/emd/mixture.py --out=runs/experiments
+    python -m experiments.emd.mixture --out=runs/experiments
 
 The teacher is the exact denoiser, generator and student score are small networks that start untrained
 (configs/mixture2d_emd.py). A mode is covered when a fifth of its fair share of 10,000 samples lies within three
@@ -10,19 +10,15 @@ standard deviations of it.
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
+import tempfile
 from statistics import mean
 from typing import Any
 
-import jax
-import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from lab import cell, show
-
+from experiments.common import results
+from experiments.common.results import plt
+from experiments.common.tables import cell, show, show_verdicts
 from jaxdiff import evaluation, training
 from jaxdiff.configs import mixture2d_emd
 from jaxdiff.data import mixture_components
@@ -53,36 +49,29 @@ def main() -> None:
         "EMD covers at least 24 of 25 modes on every seed": min(scores["modes"] for scores in rows["EMD"]) >= 24,
         "EMD has the higher recall": average["EMD"]["recall"] > average["Diff-Instruct"]["recall"],
     }
-    for claim, held in verdicts.items():
-        print(f"{'held' if held else 'NOT HELD'}: {claim}")
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
-    results = {"rows": rows, "verdicts": verdicts, "settings": vars(args) | {"out": ""}}
-    (out / "emd_mixture.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    draw(points, out / "emd_mixture.png")
+    show_verdicts(verdicts)
+    record = {"rows": rows, "verdicts": verdicts, "settings": results.settings(args)}
+    results.save(args.out, "emd_mixture", record, draw(points))
 
 
 def distil(arg: str, seed: int, args: argparse.Namespace) -> tuple[np.ndarray, dict[str, float]]:
     """Samples of a generator and what they cover."""
     config = mixture2d_emd.get_config(arg)
-    count = args.iterations or config.train.steps
     with config.unlocked():
-        config.optim.decay_images = config.data.batch_size * count
-    job = training.build(config)
-    method, batch = job.method, {"image": np.zeros((config.data.batch_size, 2), np.float32)}
-    state = jax.jit(method.init)(jax.random.key(seed), batch, job.frozen.load())
-
-    @jax.jit
-    def train(state: Any, keys: jax.Array) -> Any:
-        return jax.lax.scan(lambda state, key: (method.step(state, batch, key)[0], None), state, keys)[0]
-
-    state = train(state, jax.random.split(jax.random.key(100 + seed), count))
-    unit = jax.random.normal(jax.random.key(200 + seed), (args.samples, 2))
-    found = np.asarray(jax.jit(method.sample)(state, unit), np.float64)
-    return found, cover(found, np.asarray(job.dataset.take(0, args.samples)["image"], np.float64), config)
+        config.seed, config.train.eval_every = seed, 0
+        config.train.steps = args.iterations or config.train.steps
+        config.train.save_every = config.train.steps
+        config.optim.decay_images = config.data.batch_size * config.train.steps
+        config.sample.batch_size = 1000
+    with tempfile.TemporaryDirectory() as workdir:
+        training.train(config, workdir, quiet=True)
+        found = training.load(workdir).sample(200 + seed, args.samples).astype(np.float64)
+    data = training.load_data(config).take(0, args.samples)["image"]
+    return found, cover(found, np.asarray(data, np.float64), config)
 
 
 def cover(found: np.ndarray, data: np.ndarray, config: Any) -> dict[str, float]:
+    """How many modes the samples cover, how many lie in one, and their distances to the data."""
     options = config.data.options
     means = np.asarray(mixture_components(preset=options.preset, std=options.std)[0])
     distance = np.linalg.norm(found[:, None] - means[None], axis=-1)
@@ -97,13 +86,12 @@ def cover(found: np.ndarray, data: np.ndarray, config: Any) -> dict[str, float]:
     }
 
 
-def draw(points: dict[str, np.ndarray], path: Path) -> None:
+def draw(points: dict[str, np.ndarray]) -> Any:
     figure, axes = plt.subplots(1, len(points), figsize=(5 * len(points), 5), squeeze=False)
     for axis, (way, found) in zip(axes[0], points.items(), strict=True):
         axis.scatter(*found[:5000].T, s=1, alpha=0.4)
         axis.set(title=way, xlim=(-1.5, 1.5), ylim=(-1.5, 1.5), aspect="equal")
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
+    return figure
 
 
 if __name__ == "__main__":

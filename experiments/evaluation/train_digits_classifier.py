@@ -1,6 +1,6 @@
 """Trains the classifier of the embedded 8x8 digits and writes the weights that come with jaxdiff.
 
-    python experiments/evaluation/train_digits_classifier.py
+    python -m experiments.evaluation.train_digits_classifier
 
 About a minute on two cores. It prints the accuracy on the fifth of the images it never saw, of the weights as they
 are stored (float16), and the sha256 of the file. The split, the initialisation and the augmentation are seeded.

@@ -1,7 +1,7 @@
 """Dense tasks from single activations and lists of them: correspondence, segmentation with few labels, selections.
 
-    python experiments/features/compare.py --workdir=runs/creatures [--sigma=0.1] [--test=60] [--seeds=3]
-    python experiments/features/compare.py --workdir=RUN --data=horse_seg128.npz
+    python -m experiments.features.compare --workdir=runs/creatures [--sigma=0.1] [--test=60] [--seeds=3]
+    python -m experiments.features.compare --workdir=RUN --data=horse_seg128.npz
 
 segment     mean IoU of a linear map from pixels' features to parts, fitted to 8 labelled images
 warp        keypoints of an image found in the same image, turned, scaled and shifted; PCK@0.1 of the image
@@ -9,13 +9,12 @@ semantic    keypoints found in another creature; PCK@0.1 of the image, and of th
 
 Lists are chosen by `features.compare` on images of their own, from inter-module outputs (the choice of earlier work),
 from all activations, and from those the filter keeps; they are judged on further images. Every seed has other labelled
-images. --data=FILE takes other pictures than creatures, shrunk to the network's size: sets.py says what a file holds.
+images. --data=FILE takes other images than creatures, shrunk to the network's size: labelled.py says what a file holds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from functools import cache, partial
 from pathlib import Path
 from statistics import mean
@@ -24,11 +23,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from lab import cell, plt, show
-from networks import load, parse
 from scipy import ndimage
-from sets import Labelled, get
 
+from experiments.common import results
+from experiments.common.results import plt
+from experiments.common.tables import cell, show
+from experiments.features.labelled import Labelled, get
+from experiments.features.subjects import load, parse
 from jaxdiff import features
 from jaxdiff.features import probes, scoring
 from jaxdiff.features.statistics import fit_ridge
@@ -44,10 +45,9 @@ def main() -> None:
     args = parse(p)
     if args.tiny:
         args.test, args.seeds = 6, 2
-    config, table, names, subject = load(args)
-    side = config.model.fields.get("resolution", 16)
+    subject, side, table, names = load(args)
     made = get(args.data, LABELLED * args.seeds + 2 * args.test, side)
-    record = {"settings": {k: v for k, v in vars(args).items() if k not in ("workdir", "out", "data")}}
+    record: dict[str, Any] = {"settings": results.settings(args)}
     if made.masks is not None:
         found = subject.collect(made.images, names, args.sigma)
         wide = {name: resized(f, made.masks.shape[1:]) for name, f in found.items()}
@@ -219,10 +219,7 @@ def trained(f: np.ndarray, points: np.ndarray, seen: np.ndarray, side: int, args
 
 def save(args: Any, table: Any, record: dict[str, Any]) -> None:
     """The JSON file, and the score of each activation in the order of execution."""
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
     name = "_".join(["features_compare", Path(args.workdir).name, *([Path(args.data).stem] if args.data else [])])
-    (out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     scores, label = record.get("alone"), f"mean IoU, {LABELLED} labelled images"
     if scores is None:
         pck = record["correspondence"]["pck"]["semantic"]
@@ -233,9 +230,7 @@ def save(args: Any, table: Any, record: dict[str, Any]) -> None:
         axis.plot([table[tap].order for tap in taps], [scores[tap] for tap in taps], "o", ms=4, label=kind)
     axis.set(xlabel="activation, in order of execution", ylabel=label)
     axis.legend(fontsize=6, ncol=2)
-    figure.tight_layout()
-    figure.savefig(out / f"{name}.png", dpi=110)
-    print(f"\nwrote {name}.json and .png to {out}")
+    results.save(args.out, name, record, figure)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Every activation at every noise level: what a linear probe of the labels reads off it, how much noise is in it.
 
-    python experiments/features/profile.py --workdir=runs/creatures [--sigmas=0.05,0.1,0.2,0.4,0.8] [--count=600]
-    python experiments/features/profile.py --workdir=runs/digits --digits
-    python experiments/features/profile.py --workdir=RUN --data=cifar10_test.npz
+    python -m experiments.features.profile --workdir=runs/creatures [--sigmas=0.05,0.1,0.2,0.4,0.8] [--count=600]
+    python -m experiments.features.profile --workdir=runs/digits --digits
+    python -m experiments.features.profile --workdir=RUN --data=cifar10_test.npz
 
 Meng et al. (2024) see, in Stable Diffusion: noise strong in the down stage, weak in mid and early up, back at the end
 of the up stage; coarse to fine within a resolution; queries and keys of self-attention that resemble their neighbours.
@@ -12,15 +12,15 @@ Creatures are new ones, not those of training. Noise, granularity and locality a
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lab import show
-from networks import load, parse
-from sets import get
 
+from experiments.common.results import save
+from experiments.common.tables import show
+from experiments.features.labelled import get
+from experiments.features.subjects import load, parse
 from jaxdiff import data, features
 from jaxdiff.features import Catalog, scoring
 
@@ -33,12 +33,12 @@ def main() -> None:
     args = parse(p)
     args.count = 24 if args.tiny else args.count
     sigmas = [float(sigma) for sigma in args.sigmas.split(",")][: 2 if args.tiny else None]
-    config, table, names, subject = load(args)
+    subject, side, table, names = load(args)
     if args.digits:
         rows, parts = data.load("digits", shuffle=False).take(0, args.count), None
         images, labels = rows["image"], rows["label"]
     else:
-        images, labels, parts, *_ = get(args.data, args.count, config.model.fields.get("resolution", 16))
+        images, labels, parts, *_ = get(args.data, args.count, side)
     accuracy = {sigma: scoring.probe(subject, images, labels, names, sigma) for sigma in sigmas}
     pixels = features.probes.linear_probe((images[::2], labels[::2]), (images[1::2], labels[1::2]))[0]
     noise = {sigma: scoring.noise_in(subject, images[:48], names, sigma) for sigma in sigmas}
@@ -100,14 +100,11 @@ def report(
         rows,
     )
     selections(table, accuracy, noise)
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
     name = "_".join(["features_profile", Path(args.workdir).name, *([Path(args.data).stem] if args.data else [])])
     record = {"count": args.count, "pixels": pixels, "accuracy": accuracy, "noise": noise, "shapes": shapes}
-    (out / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    save(args.out, name, record)
     scores = {tap: [accuracy[sigma][tap] for sigma in sigmas] for tap in accuracy[sigmas[0]]}
-    features.heat_map(out / f"{name}.png", scores, sigmas, "accuracy of a linear probe")
-    print(f"\nwrote {name}.json and .png to {out}")
+    features.heat_map(Path(args.out) / f"{name}.png", scores, sigmas, "accuracy of a linear probe")
 
 
 def selections(table: Catalog, accuracy: Any, noise: Any) -> None:

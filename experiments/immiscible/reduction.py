@@ -1,17 +1,16 @@
 """How much nearer assigned noise is, and what that takes, by batch size (Table 2).
 
-    python experiments/immiscible/reduction.py [--images=CIFAR.npz] [--sizes=64,128,256,512,1024] [--batches=8]
+    python -m experiments.immiscible.reduction [--images=CIFAR.npz] [--sizes=64,128,256,512,1024] [--batches=8]
 
 Images of 32 x 32 x 3: CIFAR-10 where its file is found, else random ones with a 1/f spectrum; in [-1, 1] and, below,
 scaled to mean 0 and standard deviation 1. `expected` is s g / (sqrt(d) (1 + s^2)), s the RMS of the images and g(n) the
 expected alignment <x, eps> / |x| of isotropic images (2.13, 2.43, 2.66, 2.90, 3.11 at 64 ... 1024): images that are
-alike share their near noises, and gain less. Milliseconds are CPU time of this machine for cost and assignment.
+alike share their nearest noise, and gain less. Milliseconds are CPU time of this machine for cost and assignment.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from lab import show
-from pictures import CIFAR, load
 
+from experiments.common.photos import CIFAR, load
+from experiments.common.results import save
+from experiments.common.tables import show
 from jaxdiff.noise import assign, distance_reduction
 
 ALIGNMENT = {64: 2.13, 128: 2.43, 256: 2.66, 512: 2.90, 1024: 3.11}
@@ -33,7 +33,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--images", type=Path, default=CIFAR)
     p.add_argument("--sizes", default="64,128,256,512,1024")
-    p.add_argument("--batches", type=int, default=8, help="batches behind each number")
+    p.add_argument("--batches", type=int, default=8, help="batches per number")
     p.add_argument("--out", default="runs/experiments")
     args = p.parse_args()
     rng = np.random.default_rng(0)
@@ -54,9 +54,7 @@ def main() -> None:
         columns = ["batch", "expected", "published", *KINDS, "ms (hungarian)"]
         show(f"{name}, {title}, RMS {rms:.2f}: mean L2 distance falls by", columns, rows)
     print("\nthe paper: about 2 % for batch 128 to 1024, at most 22.8 ms at 1024 on an A6000")
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "immiscible_reduction.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    save(args.out, "immiscible_reduction", results)
 
 
 def fits(kind: str, n: int) -> bool:

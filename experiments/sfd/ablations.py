@@ -1,7 +1,7 @@
 """SFD at 2 evaluations on the digits, one choice of the paper changed at a time.
 
-    python experiments/sfd/ablations.py --teacher=runs/digits --out=runs/experiments [--axis=solver]
-    python experiments/sfd/ablations.py --axis=loss --lpips=lpips_alex.npz
+    python -m experiments.sfd.ablations --teacher=runs/digits --out=runs/experiments [--axis=solver]
+    python -m experiments.sfd.ablations --axis=loss --lpips=lpips_alex.npz
 
 Axes: the teacher's solver, t_min, AFS at equal evaluations, the loss, K (the teacher's steps per student step), rho.
 The unchanged row is the paper's choice: DPM++(3M), t_min 0.006, AFS, L1, K = 4, rho 7.
@@ -13,8 +13,10 @@ import json
 from statistics import mean
 from typing import Any
 
-from lab import Lab, cell, parse, parser, plt, save, show, spread
-from variants import SINGLE
+from experiments.common.distillation import DigitsStudy, parse, parser
+from experiments.common.results import plt
+from experiments.common.tables import cell, show, spread
+from experiments.sfd.recipes import SINGLE
 
 SOLVERS = ("euler", "heun", "dpm2", "ipndm", "dpmpp2m", "dpmpp3m")
 LOSSES = ("l1", "l2", "pseudo_huber")
@@ -35,7 +37,7 @@ def main() -> None:
     p.add_argument("--axis", choices=AXES, action="append", help="one axis; again for another (default: all)")
     p.add_argument("--lpips", default="", help="AlexNet weights of LPIPS, for two more losses")
     args = parse(p)
-    lab = Lab(args)
+    study = DigitsStudy(args)
     results: dict[str, dict[str, list[float]]] = {}
     done: dict[str, list[float]] = {}  # the unchanged row is distilled once
     for name in args.axis or AXES:
@@ -46,26 +48,22 @@ def main() -> None:
             changes = {**SINGLE, field: value}
             key = json.dumps(changes if value != chosen else SINGLE)
             if key not in done:
-                done[key] = lab.recipe((NFE,), changes).frechets()[NFE]
+                done[key] = study.sfd((NFE,), changes).frechets()[NFE]
             results.setdefault(name, {})[str(value)] = done[key]
-        report(lab, name, results[name], str(chosen), claim)
-    save(
-        lab,
-        "ablations" if not args.axis else f"ablations_{'_'.join(args.axis)}",
-        {"changes": SINGLE, "frechet": results},
-        draw(results),
-    )
+        report(study, name, results[name], str(chosen), claim)
+    stem = "_".join(["ablations", *(args.axis or ())])
+    study.save(stem, {"changes": SINGLE, "frechet": results}, draw(results))
 
 
-def report(lab: Lab, name: str, found: dict[str, list[float]], chosen: str, claim: str) -> None:
+def report(study: DigitsStudy, name: str, found: dict[str, list[float]], chosen: str, claim: str) -> None:
     best = min(found, key=lambda value: mean(found[value]))
     rows = [
         [value, cell(scores), "the paper's" * (value == chosen), "lowest" * (value == best)]
         for value, scores in found.items()
     ]
-    count = f"{lab.args.seeds} seed(s), {lab.args.iterations} iterations, {lab.args.samples} images"
+    count = f"{study.args.seeds} seed(s), {study.args.iterations} iterations, {study.args.samples} images"
     show(f"{name}, {NFE} evaluations, {count}", [name, "Fréchet", "", ""], rows)
-    unsettled = "; one seed has no spread, so small differences are not settled" * (lab.args.seeds == 1)
+    unsettled = "; one seed has no spread, so small differences are not settled" * (study.args.seeds == 1)
     print(f"the paper (CIFAR-10): {claim}. Here {best} is lowest{unsettled}", flush=True)
 
 

@@ -1,24 +1,26 @@
 """What fine-tuning costs: SFD-v and its second stage next to consistency distillation of the same teacher.
 
-    python experiments/sfd/consistency.py --teacher=runs/digits --out=runs/experiments
+    python -m experiments.sfd.consistency --teacher=runs/digits --out=runs/experiments
 
-Consistency distillation (configs/digits_immiscible.py:cd, improved recipe) is looked at --marks times on its way, at 1
+Consistency distillation (configs/digits_immiscible.py:cd, improved recipe) is measured --marks times on its way, at 1
 and 2 evaluations; seconds are those of training alone, compilation and evaluation left out, all in one run.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from lab import Lab, cell, parse, parser, plt, save, show
-from variants import SECOND
 
+from experiments.common.distillation import DigitsStudy, parse, parser
+from experiments.common.loops import Loop, marks_of
+from experiments.common.results import plt
+from experiments.common.tables import cell, show
+from experiments.sfd.recipes import SECOND
 from jaxdiff import solvers, training
 from jaxdiff.configs import digits_immiscible
-from jaxdiff.training.build import build_grid
+from jaxdiff.methods import exported
+from jaxdiff.training.components import grid_of
 
 Points = list[tuple[float, dict[int, float]]]  # (seconds, {evaluations: distance})
 
@@ -31,65 +33,65 @@ def main() -> None:
     args = parse(p)
     if args.tiny:
         args.second, args.consistency, args.marks = 2, 2, 2
-    lab = Lab(args)
+    study = DigitsStudy(args)
     sfd, cd = [], []
-    for seed in lab.seeds:
-        sfd.append(distil(lab, seed))
-        cd.append(consistency(lab, seed))
-    report(lab, sfd, cd)
+    for seed in study.seeds:
+        sfd.append(distil(study, seed))
+        cd.append(consistency(study, seed))
+    report(study, sfd, cd)
 
 
-def distil(lab: Lab, seed: int) -> Points:
+def distil(study: DigitsStudy, seed: int) -> Points:
     """SFD-v at 2 evaluations, and with the second stage at 1."""
-    first, second = lab.recipe((2, 3, 4, 5), {}), lab.recipe((1,), SECOND, lab.args.second)
-    state, spent = first.train(seed)
-    one, more = second.train(seed, teacher=jax.device_get(state.ema))
-    two = lab.measure(first.sample(state, 2, seed))["frechet"]
-    return [(spent, {2: two}), (spent + more, {1: lab.measure(second.sample(one, 1, seed))["frechet"]})]
+    first, second = study.sfd((2, 3, 4, 5), {}), study.sfd((1,), SECOND, study.args.second)
+    several, spent = first.train(seed)
+    one, more = second.train(seed, teacher=jax.device_get(several))
+    at_two = first.measure(several, seed, nfe=2)["frechet"]
+    at_one = second.measure(one, seed, nfe=1)["frechet"]
+    return [(spent, {2: at_two}), (spent + more, {1: at_one})]
 
 
-def consistency(lab: Lab, seed: int) -> Points:
+def consistency(study: DigitsStudy, seed: int) -> Points:
     """Consistency distillation at its marks."""
     config = digits_immiscible.get_config("cd")
-    count = lab.args.consistency
+    count = study.args.consistency
     with config.unlocked():
-        config.teacher = lab.base.teacher
-        config.model.fields = lab.base.model.fields
+        config.seed = seed
+        config.teacher = study.base.teacher
+        config.model.fields = study.base.model.fields
         config.model.fields.step_embed = ""
+        config.data.batch_size = study.base.data.batch_size
         config.train.steps, config.optim.decay_images = count, count * config.data.batch_size
-        config.data.batch_size = lab.base.data.batch_size
-    job = training.build(config)
-    data = jax.tree.map(jnp.asarray, job.dataset.take(0, job.dataset.size))
-    key, size = jax.random.key(seed), config.data.batch_size
-
-    def draw(step: int) -> Any:
-        index = jax.random.randint(jax.random.fold_in(key, step), (size,), 0, job.dataset.size)
-        return {name: values[index] for name, values in data.items()}
-
-    state = jax.jit(job.method.init)(key, draw(0), {"teacher": lab.teacher})
-    run = jax.jit(job.method.step, donate_argnums=0).lower(state, draw(0), key).compile()
+    data = training.load_data(config)
+    run = training.build(config, data)
+    loop = Loop(run)
     points: Points = []
-    spent, begun = 0.0, time.monotonic()
-    for step in range(1, count + 1):
-        state, _ = run(state, draw(step), jax.random.fold_in(key, count + step))
-        if step * lab.args.marks % count < lab.args.marks:
-            jax.block_until_ready(state)
-            spent += time.monotonic() - begun
-            found = {nfe: lab.measure(sample(lab, job, state, nfe, seed))["frechet"] for nfe in (1, 2)}
-            points.append((spent, found))
-            begun = time.monotonic()
+    seconds = 0.0
+
+    def measure(params: Any, nfe: int) -> float:
+        return study.measure(sample(study, run, params, nfe, seed))["frechet"]
+
+    state, done = loop.init(seed, {"teacher": study.teacher}), 0
+    for mark in marks_of(count, study.args.marks):
+        batches = (run.select(data.batch(step, config.data.batch_size)) for step in range(done, mark))
+        keys = [jax.random.fold_in(jax.random.key(seed), step) for step in range(done, mark)]
+        state, spent = loop.train(state, batches, keys)
+        seconds, done = seconds + spent, mark
+        points.append((seconds, {nfe: measure(exported(state), nfe) for nfe in (1, 2)}))
     return points
 
 
-def sample(lab: Lab, job: Any, state: Any, nfe: int, seed: int) -> Any:
-    unit, cond = lab.noise(seed, lab.args.samples)
-    sigmas, how = build_grid(job.config)(nfe), solvers.make("renoise", floor=job.config.consistency.sigma_min)
-    f = jax.jit(job.method.denoiser(state))
+def sample(study: DigitsStudy, run: training.Run, params: Any, nfe: int, seed: int) -> Any:
+    """Images of a consistency model at `nfe` evaluations."""
+    unit, cond = study.noise(seed, study.args.samples)
+    sigmas = grid_of(run.config, run.convention)(nfe)
+    renoise = solvers.make("renoise", floor=run.config.consistency.sigma_min)
+    denoise = jax.jit(run.method.denoiser(params))
     keys = jax.random.split(jax.random.key(seed), len(unit))
-    return solvers.solve(f, sigmas[0] * unit, sigmas, how, cond, key=keys, to_zero=True)
+    return solvers.solve(denoise, sigmas[0] * unit, sigmas, renoise, cond, key=keys, final_denoise=True)
 
 
-def report(lab: Lab, sfd: list[Points], cd: list[Points]) -> None:
+def report(study: DigitsStudy, sfd: list[Points], cd: list[Points]) -> None:
     rows = []
     for i, (name, nfe) in enumerate({"SFD-v": 2, "SFD-v and second stage": 1}.items()):
         rows.append([name, str(nfe), f"{mean_of(sfd, i):.0f}", cell([points[i][1][nfe] for points in sfd])])
@@ -98,7 +100,7 @@ def report(lab: Lab, sfd: list[Points], cd: list[Points]) -> None:
             distances = [points[i][1][nfe] for points in cd]
             rows.append(["consistency distillation", str(nfe), f"{mean_of(cd, i):.0f}", cell(distances)])
     columns = ["", "evaluations", "seconds", "Fréchet distance"]
-    show(f"{lab.args.seeds} seeds, {lab.args.samples} images a distance", columns, rows)
+    show(f"{study.args.seeds} seeds, {study.args.samples} images per distance", columns, rows)
     print("\nthe paper, CIFAR-10: SFD-v 4.28 at 2 after 4.26 A100-hours; consistency distillation 2.93 after 1,156")
     figure, axis = plt.subplots(figsize=(6, 4))
     for nfe in (1, 2):
@@ -107,7 +109,7 @@ def report(lab: Lab, sfd: list[Points], cd: list[Points]) -> None:
         axis.plot([seconds], list(found.values()), marker="s", linestyle="", label=name)
     axis.set(yscale="log", xlabel="seconds of training", ylabel="Fréchet distance, digit features")
     axis.legend(fontsize=8)
-    save(lab, "consistency", {"sfd": sfd, "consistency": cd}, figure)
+    study.save("consistency", {"sfd": sfd, "consistency": cd}, figure)
 
 
 def mean_of(runs: list[Points], i: int) -> float:

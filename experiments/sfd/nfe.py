@@ -1,6 +1,6 @@
 """SFD-v on the digits at 1 to 5 evaluations, against training-free solvers at the same number and the teacher at 35.
 
-    python experiments/sfd/nfe.py --teacher=runs/digits_long --out=runs/experiments
+    python -m experiments.sfd.nfe --teacher=runs/digits_long --out=runs/experiments
 
 One SFD-v student serves 2 to 5 evaluations (configs/digits_sfd.py); 1 is its second stage. Each seed distils anew and
 draws new noise; solvers and the teacher see the same noise. A solver enters with its best variant at each number of
@@ -16,9 +16,11 @@ from statistics import mean
 from typing import Any
 
 import jax
-from lab import Lab, cell, parse, parser, plt, save, show, spread
-from variants import SECOND
 
+from experiments.common.distillation import DigitsStudy, parse, parser
+from experiments.common.results import plt
+from experiments.common.tables import cell, show, show_verdicts, spread
+from experiments.sfd.recipes import SECOND
 from jaxdiff import solvers
 
 NFE = (1, 2, 3, 4, 5)
@@ -31,7 +33,7 @@ NAMES = {
     "dpmpp3m": "DPM++(3M)",
     "unipc": "UniPC",
 }
-Scores = dict[int, list[dict[str, float]]]  # evaluations -> measures, one a seed
+Scores = dict[int, list[dict[str, float]]]  # evaluations -> measures, one per seed
 
 
 def main() -> None:
@@ -41,52 +43,55 @@ def main() -> None:
     args = parse(p)
     if args.tiny:
         args.second, args.pick = 2, 64
-    lab = Lab(args)
-    before = lab.teacher_seconds(2 if args.tiny else 50)
-    student, seconds = distil(lab)
-    seconds["teacher"] = [before, lab.teacher_seconds(2 if args.tiny else 50)]
-    teacher = [lab.measure(lab.solve("heun", 18, False, True, 0.002, *lab.noise(s, args.samples))) for s in lab.seeds]
+    study = DigitsStudy(args)
+    before = study.teacher_seconds(2 if args.tiny else 50)
+    student, seconds = distil(study)
+    seconds["teacher"] = [before, study.teacher_seconds(2 if args.tiny else 50)]
+    teacher = [study.measure(study.heun(seed)[0]) for seed in study.seeds]
     free, variants = {}, {}
     for solver in NAMES:
-        variants[solver] = {nfe: pick(lab, solver, nfe) for nfe in NFE}
+        variants[solver] = {nfe: pick(study, solver, nfe) for nfe in NFE}
         free[solver] = {
-            nfe: [lab.measure(lab.solve(solver, *variant, *lab.noise(s, args.samples))) for s in lab.seeds]
+            nfe: [
+                study.measure(study.solve(solver, *variant, *study.noise(seed, args.samples))) for seed in study.seeds
+            ]
             for nfe, variant in variants[solver].items()
         }
-    verdicts = report(lab, student, free, teacher, seconds)
+    verdicts = report(study, student, free, teacher, seconds)
     results = {"sfd_v": student, "heun_35": teacher, "training_free": free, "seconds": seconds, "verdicts": verdicts}
     results["second_stage_changes"] = SECOND
-    save(lab, "nfe", {**results, "variants (timestamps, afs, to_zero, t_min)": variants}, draw(student, free, teacher))
+    results["variants (timestamps, afs, final_denoise, t_min)"] = variants
+    study.save("nfe", results, draw(student, free, teacher))
 
 
-def distil(lab: Lab) -> tuple[Scores, dict[str, list[float]]]:
+def distil(study: DigitsStudy) -> tuple[Scores, dict[str, list[float]]]:
     """SFD-v and its second stage, for each seed."""
-    first, second = lab.recipe(NFE[1:], {}), lab.recipe(NFE[:1], SECOND, lab.args.second)
+    first, second = study.sfd(NFE[1:], {}), study.sfd(NFE[:1], SECOND, study.args.second)
     scores: Scores = {nfe: [] for nfe in NFE}
     seconds: dict[str, list[float]] = {"sfd_v": [], "second_stage": []}
-    for seed in lab.seeds:
-        state, spent = first.train(seed)
-        one, more = second.train(seed, teacher=jax.device_get(state.ema))
+    for seed in study.seeds:
+        several, spent = first.train(seed)
+        one, more = second.train(seed, teacher=jax.device_get(several))
         seconds["sfd_v"].append(spent)
         seconds["second_stage"].append(more)
         for nfe in NFE:
-            images = first.sample(state, nfe, seed) if nfe > 1 else second.sample(one, 1, seed)
-            scores[nfe].append(lab.measure(images))
+            images = first.sample(several, nfe, seed) if nfe > 1 else second.sample(one, 1, seed)
+            scores[nfe].append(study.measure(images))
         print(f"seed {seed}: SFD-v {spent:.0f} s, second stage {more:.0f} s", flush=True)
     return scores, seconds
 
 
-def pick(lab: Lab, solver: str, nfe: int) -> tuple[int, bool, bool, float]:
-    """The best (timestamps, afs, to_zero, t_min) that spends that many evaluations."""
-    unit, cond = lab.noise(0, lab.args.pick)
+def pick(study: DigitsStudy, solver: str, nfe: int) -> tuple[int, bool, bool, float]:
+    """The best (timestamps, afs, final_denoise, t_min) that spends that many evaluations."""
+    unit, cond = study.noise(0, study.args.pick)
     found = {}
-    for afs, to_zero, t_min in itertools.product((False, True), (False, True), (0.002, 0.006)):
+    for afs, final_denoise, t_min in itertools.product((False, True), (False, True), (0.002, 0.006)):
         try:
-            n = solvers.make(solver).timestamps(nfe, afs, to_zero)
+            n = solvers.make(solver).timestamps(nfe, afs, final_denoise)
         except ValueError:  # not in whole steps
             continue
-        variant = (n, afs, to_zero, t_min)
-        found[variant] = lab.measure(lab.solve(solver, *variant, unit, cond))["frechet"]
+        variant = (n, afs, final_denoise, t_min)
+        found[variant] = study.measure(study.solve(solver, *variant, unit, cond))["frechet"]
     return min(found, key=lambda variant: found[variant])
 
 
@@ -100,9 +105,9 @@ def clear(better: list[float], worse: list[float]) -> bool:
     return min(gaps) > 0 and mean(gaps) > 2 * spread(gaps)
 
 
-def report(lab: Lab, student: Scores, free: dict[str, Scores], teacher: Any, seconds: Any) -> dict[str, bool]:
-    """Prints the tables; the claims, each held or not."""
-    count = f"{lab.args.seeds} seeds, {lab.args.samples} images a distance"
+def report(study: DigitsStudy, student: Scores, free: dict[str, Scores], teacher: Any, seconds: Any) -> dict[str, bool]:
+    """Print the tables and the claims, each held or not."""
+    count = f"{study.args.seeds} seeds, {study.args.samples} images per distance"
     rows = [["SFD-v (1: second stage)", *(cell(frechet(student[nfe])) for nfe in NFE)]]
     rows += [[NAMES[s], *(cell(frechet(free[s][nfe])) for nfe in NFE)] for s in free]
     show(f"Fréchet distance in digit features by evaluations, {count}", ["sampler", *map(str, NFE)], rows)
@@ -139,8 +144,7 @@ def report(lab: Lab, student: Scores, free: dict[str, Scores], teacher: Any, sec
         "\nthe paper, CIFAR-10 (FID, other data and network): SFD-v 4.28 / 3.50 / 3.18 / 2.95 at 2 / 3 / 4 / 5 after "
         "4.26 A100-hours, second stage 5.83 at 1; DPM++(3M) 24.97 and DDIM 49.66 at 5; comparable diversity"
     )
-    for claim, held in verdicts.items():
-        print(f"{'held' if held else 'NOT HELD'}: {claim}")
+    show_verdicts(verdicts)
     return verdicts
 
 

@@ -1,6 +1,6 @@
 """One evaluation on the digits: distilled from the teacher directly, or from its SFD-v student (two stages).
 
-    python experiments/sfd/second_stage.py --teacher=runs/digits --out=runs/experiments [--lpips=lpips_alex.npz]
+    python -m experiments.sfd.second_stage --teacher=runs/digits --out=runs/experiments [--lpips=lpips_alex.npz]
 
 Direct students come twice: with the iterations of the second stage, and with those of both stages. LPIPS weights add
 the rows with L1 + LPIPS, images enlarged to 32 x 32 for it.
@@ -12,8 +12,11 @@ from statistics import mean
 from typing import Any
 
 import jax
-from lab import Lab, cell, parse, parser, plt, save, show, spread
-from variants import SECOND, SINGLE
+
+from experiments.common.distillation import DigitsStudy, parse, parser
+from experiments.common.results import plt
+from experiments.common.tables import cell, show, spread
+from experiments.sfd.recipes import SECOND, SINGLE
 
 
 def main() -> None:
@@ -22,27 +25,28 @@ def main() -> None:
     p.add_argument("--lpips", default="", help="AlexNet weights of LPIPS")
     args = parse(p)
     args.first = min(args.first, 2) if args.tiny else args.first
-    lab = Lab(args)
-    first = lab.recipe((2, 3, 4, 5), {}, args.first)
-    stage_one = {seed: first.train(seed) for seed in lab.seeds}
-    teachers = {seed: jax.device_get(state.ema) for seed, (state, _) in stage_one.items()}
+    study = DigitsStudy(args)
+    first = study.sfd((2, 3, 4, 5), {}, args.first)
+    stage_one = {seed: first.train(seed) for seed in study.seeds}
+    teachers = {seed: jax.device_get(params) for seed, (params, _) in stage_one.items()}
     rows = []
     for loss in ("l1", "l1+lpips") if args.lpips else ("l1",):
         changes = {"sfd.loss": loss}
         for iterations in (args.iterations, args.iterations + args.first):
-            rows.append(distil(lab, "direct", {**SINGLE, **changes}, iterations, {}, 0.0))
+            rows.append(distil(study, "direct", {**SINGLE, **changes}, iterations, {}, 0.0))
         spent = mean(seconds for _, seconds in stage_one.values())
-        rows.append(distil(lab, "two-stage", {**SECOND, **changes}, args.iterations, teachers, spent))
-    report(lab, rows)
-    save(lab, "second_stage", {"rows": rows, "changes": {"direct": SINGLE, "two-stage": SECOND}}, draw(rows))
+        rows.append(distil(study, "two-stage", {**SECOND, **changes}, args.iterations, teachers, spent))
+    report(study, rows)
+    record = {"rows": rows, "changes": {"direct": SINGLE, "two-stage": SECOND}}
+    study.save("second_stage", record, draw(rows))
 
 
-def distil(lab: Lab, way: str, changes: Any, iterations: int, teachers: Any, spent: float) -> dict[str, Any]:
+def distil(study: DigitsStudy, way: str, changes: Any, iterations: int, teachers: Any, spent: float) -> dict[str, Any]:
     """One row: distances over seeds, and the seconds of fine-tuning, those already spent included."""
-    recipe = lab.recipe((1,), changes, iterations)
-    students = {seed: recipe.train(seed, teachers.get(seed)) for seed in lab.seeds}
-    scores = [lab.measure(recipe.sample(state, 1, seed)) for seed, (state, _) in students.items()]
-    total = iterations + (lab.args.first if way == "two-stage" else 0)
+    distillation = study.sfd((1,), changes, iterations)
+    students = {seed: distillation.train(seed, teachers.get(seed)) for seed in study.seeds}
+    scores = [distillation.measure(params, seed, nfe=1) for seed, (params, _) in students.items()]
+    total = iterations + (study.args.first if way == "two-stage" else 0)
     return {
         "way": way,
         "loss": changes["sfd.loss"],
@@ -53,13 +57,13 @@ def distil(lab: Lab, way: str, changes: Any, iterations: int, teachers: Any, spe
     }
 
 
-def report(lab: Lab, rows: list[dict[str, Any]]) -> None:
+def report(study: DigitsStudy, rows: list[dict[str, Any]]) -> None:
     columns = ("way", "loss", "iterations", "in all", "seconds", "frechet", "recall", "coverage")
     text = [
         [cell(r[c]) if isinstance(r[c], list) else f"{r[c]:.0f}" if c == "seconds" else r[c] for c in columns]
         for r in rows
     ]
-    show(f"1 evaluation, {lab.args.seeds} seed(s), {lab.args.samples} images", columns, text)
+    show(f"1 evaluation, {study.args.seeds} seed(s), {study.args.samples} images", columns, text)
     print("the paper: compares L1 and L1+LPIPS, direct and two-stage; two-stage with L1+LPIPS is what it proposes")
     for loss in dict.fromkeys(row["loss"] for row in rows):
         short, long, two = (mean(row["frechet"]) for row in rows if row["loss"] == loss)

@@ -1,10 +1,10 @@
 """Images with labels, parts or keypoints: procedural creatures, or files of real ones.
 
-    python experiments/features/sets.py cifar10_train.npz --side=32 --out=photos32.npz
+    python -m experiments.features.labelled cifar10_train.npz --side=32 --out=photos32.npz
 
-writes the pictures of such a file (`images_pd`, planes of deltas) as configs/creatures.py:photos reads them. Beside the
-pictures a file may have `labels`, a class an image; `masks` (packed bits) or `trimap` (1 to 3), a class a pixel;
-`keypoints` [n k 3] as x, y in [0, 1] and whether they are seen.
+writes the images of such a file (`images_pd`, planes of deltas) as configs/creatures.py:photos reads them. Beside the
+images a file may have `labels`, a class per image; `masks` (packed bits) or `trimap` (1 to 3), a class per pixel;
+`keypoints` [n k 3] as x, y in [0, 1] and whether they are visible.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from pictures import colours
 
+from experiments.common.photos import from_deltas
 from jaxdiff import data
 
 
 class Labelled(NamedTuple):
-    """What is not known of a set is None. Points are (x, y) in pixels, boxes (x0, y0, x1, y1)."""
+    """What a set does not have is None. Points are (x, y) in pixels, boxes (x0, y0, x1, y1)."""
 
     images: np.ndarray
     labels: np.ndarray | None = None
@@ -48,13 +48,13 @@ def creatures(count: int, side: int) -> Labelled:
 def read(path: str, count: int, side: int) -> Labelled:
     """The first `count` images in a fixed random order, 0 for all, shrunk to `side`."""
     if not Path(path).is_file():
-        raise SystemExit(f"there is no {path}")
+        raise SystemExit(f"no file {path}")
     with np.load(path, allow_pickle=False) as stored:
         total = stored["images_pd"].shape[1]
         if count > total:
             raise SystemExit(f"{path} has {total} images, {count} are needed: choose fewer by --test or --count")
         rows = np.random.default_rng(0).permutation(total)[: count or total]
-        images = shrunk(colours(stored["images_pd"][:, rows]), side) / 127.5 - 1
+        images = shrunk(from_deltas(stored["images_pd"][:, rows]), side) / 127.5 - 1
         found = {"labels": stored["labels"][rows]} if "labels" in stored else {}
         if "masks" in stored:
             bits = np.unpackbits(stored["masks"][rows], axis=-1)
@@ -78,7 +78,7 @@ def shrunk(a: np.ndarray, side: int) -> np.ndarray:
 
 
 def around(points: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Boxes around the points that are seen."""
+    """Boxes around the visible points."""
     low = np.where(seen[..., None], points, np.inf).min(1)
     high = np.where(seen[..., None], points, -np.inf).max(1)
     return np.concatenate([low, high], -1)

@@ -1,4 +1,4 @@
-"""Variants of configs/digits_sfd.py that several studies compare."""
+"""Changes to configs/digits_sfd.py that several studies share."""
 
 PAPER = {"sfd.solver": "dpmpp3m", "sfd.substeps": 4}  # the authors' teacher; configs/digits_sfd.py has a cheaper one
 SINGLE = {**PAPER, "model.fields.step_embed": ""}  # SFD, one number of evaluations: no step condition

@@ -1,0 +1,1 @@
+"""What several studies share: flags, training loops, distances, tables and result files."""

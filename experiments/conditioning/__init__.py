@@ -1,0 +1,1 @@
+"""Studies of conditioning: small text-to-image trainings on rendered shapes."""

@@ -1,0 +1,1 @@
+"""Weights of the feature networks: checked, and for the digits trained."""

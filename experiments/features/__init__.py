@@ -1,0 +1,1 @@
+"""Studies of a network's activations as features."""

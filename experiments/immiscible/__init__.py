@@ -1,0 +1,1 @@
+"""Studies of noise assigned to the nearest images."""

@@ -1,34 +1,59 @@
 """Strict settings for every test: simulated devices, strict dtypes, shapes checked, compiled programs cached."""
 
-import mmap
+import ctypes
+import gc
+import json
 import os
+import subprocess
+import sys
 import tempfile
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 
+DEVICES = "--xla_force_host_platform_device_count=8"
 FAST = "--xla_cpu_use_fusion_emitters=false"  # halves the time of compilation
+# Programs here are tiny: compiling them is what takes time. Releases of XLA drop such flags without notice.
+OPTIONAL = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true", FAST]
 
 
-def _known(flag: str) -> bool:
-    """Whether the installed XLA has this flag: it takes no unknown ones."""
-    for library in Path(find_spec("jaxlib").origin).parent.glob("libjax_common*"):
-        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as code:
-            return code.find(flag.strip("-").split("=")[0].encode()) >= 0
-    return False
+def _accepted(flag: str) -> bool | None:
+    """Whether the installed XLA starts with this flag: an unknown one aborts the process. None if it fails otherwise."""
+    child = subprocess.run(
+        [sys.executable, "-c", "import jax; jax.devices()"],
+        env=os.environ | {"XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if child.returncode == 0:
+        return True
+    return False if "Unknown flag" in child.stderr else None
+
+
+def _accepted_flags(folder: Path) -> list[str]:
+    """The optional flags that the installed XLA accepts, tried once per version of jaxlib.
+
+    Workers that start together may each try them: the file appears whole or not at all.
+    """
+    path = folder / f"xla-flags-{version('jaxlib')}.json"
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    untried = [flag for flag in OPTIONAL if flag not in known]
+    if untried:
+        results = {flag: _accepted(flag) for flag in untried}
+        known |= {flag: result for flag, result in results.items() if result is not None}
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".json", delete=False) as file:
+            json.dump(known, file)
+        os.replace(file.name, path)
+    return [flag for flag in OPTIONAL if known.get(flag)]
 
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=0",  # programs here are tiny: compiling is what takes time
-        "--xla_llvm_disable_expensive_passes=true",
-        *([FAST] if _known(FAST) else []),
-    ]
-)
-os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "jaxdiff-test-cache"))
+if DEVICES not in os.environ.get("XLA_FLAGS", ""):  # workers of xdist inherit the flags
+    accepted = _accepted_flags(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]))
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), DEVICES, *accepted])
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 from jaxtyping import install_import_hook
@@ -38,8 +63,16 @@ install_import_hook("jaxdiff", "shape_checks.check")
 import jax
 import pytest
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
-GOLDEN = Path(__file__).parent / "golden"
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+    """Compiled programs end with their module: a worker that kept them all would grow to several GiB."""
+    yield
+    jax.clear_caches()
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc would keep what was freed
+        trim(0)
 
 
 @pytest.fixture(scope="module")

@@ -11,24 +11,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from PIL import Image
 
 from jaxdiff import data, training
+from jaxdiff.cli import configs
+from jaxdiff.conditions import SEMANTIC
 from jaxdiff.configs import default
 from jaxdiff.data import sources
 from jaxdiff.data.memory import in_memory
-from jaxdiff.data.prompts import texts
-from jaxdiff.training.evaluate import sample
-from jaxdiff.training.trainer import declare
+from jaxdiff.data.prompts import from_tables
+from jaxdiff.methods import exported
+from jaxdiff.training import state
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "default"))
-FREE = (
+FREE = (  # their keys belong to what they configure
     "options",
     "fields",
-    "level_options",
+    "sigma_options",
     "assignment_options",
+    "solver_options",
+    "weight_options",
+    "score_weight_options",
     "curriculum",
-)  # their keys belong to what they configure
+)
 
 # stored examples of data that are not here: shape and classes
 STORED = {
@@ -76,13 +82,8 @@ def module(name):
 
 
 def arguments(name):
-    """The arguments a config takes: those its refusal of a wrong one names."""
-    if name in PATHS:
-        return ["", "photos", "tiny"]
-    with pytest.raises(ValueError, match="got 'no such argument'") as error:
-        module(name).get_config("no such argument")
-    named = re.findall(r"'([^']*)'", str(error.value))
-    return ["", *(arg for arg in named if arg != "no such argument")]
+    """The arguments a config takes: those it declares."""
+    return ["", "photos"] if name in PATHS else ["", *module(name).ARGUMENTS]
 
 
 CASES = [(name, arg) for name in NAMES for arg in arguments(name)]
@@ -127,11 +128,31 @@ def test_keys_and_types_are_those_of_the_default_and_locked(name, arg):
         config.optim.stray = 1
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in PATHS])
+def test_arguments_are_a_literal_and_others_are_refused(name):
+    """`jaxdiff configs` and completion read them without running the file."""
+    assert configs.summary(FOLDER / f"{name}.py")[1] == module(name).ARGUMENTS
+    for arg in ("no such argument", "tiny,no such argument"):
+        with pytest.raises(ValueError, match=r"'no such argument'.*tiny"):
+            module(name).get_config(arg)
+
+
+def test_arguments_that_exclude_each_other():
+    for name, arg in (("digits", "long,tiny"), ("cifar10_sfd", "2,3,blank")):
+        with pytest.raises(ValueError, match=r"long.*tiny|2.*3"):
+            module(name).get_config(arg)
+
+
+def test_a_folder_called_tiny_is_a_folder():
+    config = module("folder").get_config("tiny")
+    assert (config.data.source, config.data.options.path) == ("folder", "tiny")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_docstring_has_the_command_and_names_the_arguments(name):
     doc = module(name).__doc__
-    assert re.search(rf"^    jaxdiff train --config=configs/{name}\.py[: ].*--workdir=runs/", doc, re.MULTILINE), doc
-    assert "tiny" in arguments(name)
+    assert re.search(rf"^    jaxdiff train --config={name}[: ].*--workdir=runs/", doc, re.MULTILINE), doc
+    assert name in PATHS or "tiny" in arguments(name)
     named = [] if name in PATHS else [arg for arg in arguments(name) if arg not in ("", "tiny")]
     assert not [arg for arg in named if f"`:{arg}`" not in doc]
 
@@ -148,18 +169,19 @@ def test_full_size_builds_and_has_the_published_number_of_parameters(name, arg, 
         with config.unlocked(), config.data.options.ignore_type():
             config.data.options.caption_text = (77, 768)
     with promotion(config):
-        job = training.build(config)
-        state, _ = declare(job)
-    total = count(state.params)
+        run, mesh = training.prepare(config)
+        declared = state.declare(run, mesh)
+    total = count(declared.params["student"])
     assert total == PARAMETERS.get((name, arg), total)
-    assert total == (count(state.ema) if config.method.name == "denoise" else total)
+    assert total == count(exported(declared))
+    assert total == (count(declared.averages["ema"]) if config.method.name == "diffusion" else total)
     for number, unit in re.findall(r"([\d.]+) ([kM])\s+parameters", "" if arg else module(name).__doc__):
         assert total / {"k": 1e3, "M": 1e6}[unit] == pytest.approx(float(number), rel=5e-3)
     plain = name.startswith(("mixture2d", "cifar10", "digits_immiscible", "creatures"))
     unconditional = plain and arg not in ("cond", "cd")
     texts = {"sd15_emd": {"text"}, "t2i512_mmdit": {"text", "text_mask"}, "t2i_small": {"text", "text_mask"}}
-    assert set(job.null or {}) == texts.get(name, set() if unconditional else {"label"})
-    assert bool(job.dataset.num_classes) == ("label" in (job.null or {}))
+    assert set(run.conditions.null(SEMANTIC) or {}) == texts.get(name, set() if unconditional else {"label"})
+    assert bool(run.conditions.num_classes) == ("label" in run.conditions)
 
 
 def stand_in(monkeypatch, source, shape, classes):
@@ -169,7 +191,7 @@ def stand_in(monkeypatch, source, shape, classes):
     def make(**options):
         inspect.signature(constructor).bind(**options)
         if source == "prompts":
-            return texts("stand-in", {"text": np.zeros((3, 77, 768), np.float16)}, options["shape"], "")
+            return from_tables("stand-in", {"text": np.zeros((3, 77, 768), np.float16)}, options["shape"], "")
         images = np.zeros((2, *shape), np.float32 if shape[-1] == 4 else np.uint8)
         if source == "latents":
             return in_memory("stand-in", images, None, caption_ids=np.arange(2), captions=("one", "two"))
@@ -196,50 +218,66 @@ SECOND += ("sd15_emd", "t2i512_mmdit")
         if name not in TRACED_BY_ANOTHER
     ],
 )
-def test_tiny_trains_a_step_and_samples(name):
-    config = module(name).get_config("tiny")
+def test_tiny_trains_a_step_and_samples(name, tmp_path):
+    config = small_folder(tmp_path) if name in PATHS else module(name).get_config("tiny")
     with promotion(config):
-        job = training.build(config, jax.devices()[:1])
-        batch = job.dataset.batch(0, config.data.batch_size)
+        run, mesh = training.prepare(config, jax.devices()[:1])
+        batch = run.select(run.data.batch(0, config.data.batch_size))
         if name not in COMPILED:
-            state, _ = declare(job)
-            after, metrics = jax.eval_shape(job.method.step, state, batch, jax.random.key(0))
-            assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state) and "loss" in metrics
+            declared = state.declare(run, mesh)
+            after, metrics = jax.eval_shape(run.method.step, declared, batch, jax.random.key(0))
+            assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, declared) and "loss" in metrics
             return
-        before = filled(declare(job)[0])
+        before = filled(state.declare(run, mesh))
         quick = {"xla_backend_optimization_level": 0}  # to compile
-        state, metrics = jax.jit(job.method.step, compiler_options=quick)(before, batch, jax.random.key(1))
-        ((images, labels),) = sample(job, state, 4, seed=0)
+        after, metrics = jax.jit(run.method.step, compiler_options=quick)(before, batch, jax.random.key(1))
+        images, labels = training.Sampler(run, mesh).sample(exported(after), 4, 0)
     assert metrics["loss"] > 0
     assert all(jnp.isfinite(value).all() for value in metrics.values()), metrics
-    moved = jax.tree.map(lambda a, b: (a != b).any(), before.params, jax.device_get(state.params))
+    moved = jax.tree.map(lambda a, b: (a != b).any(), before.params, jax.device_get(after.params))
     assert all(jax.tree.leaves(moved)), moved
-    assert images.shape == (4, *job.dataset.image_shape)
+    assert images.shape == (4, *run.data.shape)
     assert np.isfinite(images).all()
-    assert (labels is None) == ("label" not in (job.null or {}))
+    assert (labels is None) == ("label" not in run.conditions)
 
 
-def filled(state):
+def small_folder(path):
+    """configs/folder.py at small size, on a folder of four images in two classes."""
+    for i in range(4):
+        target = path / "photos" / f"class{i % 2}" / f"{i}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((12, 10, 3), 60 * i, np.uint8)).save(target)
+    config = module("folder").get_config(str(path / "photos"))
+    config.data.options.image_size, config.data.batch_size = 8, 4
+    config.model.fields.update(resolution=8, width=8, channel_mult=(1, 2), blocks=1, attention=(4,))
+    config.sample.timestamps, config.sample.count = 4, 4
+    return config
+
+
+def filled(declared):
     """A state of those shapes, its parameters random; compiling initialisers would take a third of this file's time."""
     rng = np.random.default_rng(0)
-    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state)
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), declared)
 
     def draw(tree):
         return jax.tree.map(lambda leaf: 0.05 * rng.standard_normal(leaf.shape, leaf.dtype), tree)
 
-    params = draw(state.params)
-    more = {name: draw(getattr(state, name)) for name in ("frozen", "score") if hasattr(state, name)}
-    return zeros.replace(params=params, ema=None if state.ema is None else params, **more)
+    params = draw(declared.params)
+    averages = dict.fromkeys(declared.averages, params["student"])
+    return zeros.replace(params=params, averages=averages, frozen=draw(declared.frozen))
 
 
 def test_unconditional_models_train_on_labelled_data():
-    """num_classes = 0 takes the labels away, wherever batches are drawn."""
+    """num_classes = 0 keeps the labels from the network; the images of a batch are the same."""
     config = module("cifar10").get_config("tiny")
-    job = training.build(config, jax.devices()[:1])
-    assert (job.dataset.num_classes, job.dataset.class_names, job.null) == (0, (), None)
-    assert set(job.dataset.batch(0, 4)) == set(job.dataset.take(0, 4)) == {"image"}
+    run = training.build(config, training.load_data(config))
+    assert (run.conditions, run.conditions.num_classes, run.guided) == ({}, 0, False)
     labelled = data.load(config.data.source, seed=config.seed, **config.data.options)
-    np.testing.assert_array_equal(job.dataset.batch(3, 4)["image"], labelled.batch(3, 4)["image"])
+    batch = run.select(run.data.batch(3, 4))
+    assert (
+        set(batch) == {"image"} and "label" in labelled.batch(3, 4) and run.conditions.of(labelled.batch(3, 4)) is None
+    )
+    np.testing.assert_array_equal(batch["image"], labelled.batch(3, 4)["image"])
 
 
 def test_latents_outside_the_pixel_range_reach_the_model_unchanged(tmp_path):
@@ -250,9 +288,10 @@ def test_latents_outside_the_pixel_range_reach_the_model_unchanged(tmp_path):
     config = module("imagenet256_dit").get_config("S")
     config.data.options.path = str(tmp_path)
     config.data.batch_size = 4
-    job = training.build(config, jax.devices()[:1])
-    batch = job.dataset.batch(0, 4)
+    run = training.build(config, training.load_data(config))
+    batch = run.select(run.data.batch(0, 4))
     order = batch["label"] // 250
     assert sorted(order) == [0, 1, 2, 3]
     np.testing.assert_array_equal(batch["image"], latents[order])
-    assert (job.model.channels, job.model.num_classes, job.null) == (4, 1000, {"label": 1000})
+    null = run.conditions.null(SEMANTIC)
+    assert (run.model.channels, run.model.num_classes, null) == (4, 1000, {"label": 1000})

@@ -1,11 +1,14 @@
 """Denoisers against closed forms, finite differences and each other."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxdiff import denoisers as dn
+from jaxdiff import schedules
 
 
 def log_density(x, sigma, means, stds, weights):
@@ -76,8 +79,8 @@ def test_edm_wrapper_undoes_its_own_preconditioning(x64, sigma):
 @pytest.mark.parametrize("prediction", ["eps", "v", "x0"])
 @pytest.mark.parametrize("step", [0, 250, 999])
 def test_ddpm_wrapper_gives_timesteps_and_undoes_the_prediction(x64, prediction, step):
-    abar = dn.linear_abar()
-    sigma = dn.sigma_table(abar)[step]
+    abar = schedules.linear_alpha_bar()
+    sigma = schedules.sigma_table(abar)[step]
 
     def network(x_t, timestep, cond):
         np.testing.assert_allclose(timestep, step, atol=1e-3)
@@ -97,8 +100,8 @@ def test_ddpm_timesteps_are_linear_in_log_sigma_between_knots_and_clamped_outsid
         seen.append(float(timestep[0]))
         return jnp.concatenate([x, jnp.ones_like(x)], -1)  # twice the channels: variances, to be dropped
 
-    table = dn.sigma_table(dn.linear_abar())
-    denoise = dn.ddpm(network, dn.linear_abar())
+    table = schedules.sigma_table(schedules.linear_alpha_bar())
+    denoise = dn.ddpm(network, schedules.linear_alpha_bar())
     x = jnp.ones((2, 4, 4, 3))
     for sigma in (np.sqrt(table[10] * table[11]), table[0] / 2, table[-1] * 2):
         assert denoise(x, float(sigma)).shape == x.shape
@@ -188,32 +191,31 @@ def test_guidance_interval_leaves_other_noise_levels_alone(per_example):
 
 
 def told(x, sigma, cond):
-    """A denoiser in which label and control act together; label 9 and control -1 are null."""
-    label, size = cond["label"].astype(x.dtype), cond["control"]["size"][:, 0]
-    return x * (1 + label)[:, None] + (size * (2 + label))[:, None]
+    """A denoiser in which label and crop act together; label 9 and crop -1 are null."""
+    label, top = cond["label"].astype(x.dtype), cond["crop"][:, 0]
+    return x * (1 + label)[:, None] + (top * (2 + label))[:, None]
 
 
 def test_control_is_guided_apart_from_the_label(count_traces):
     """D_00 + scale (beta (D_cs - D_0s) + D_0s - D_00), each evaluated by itself."""
-    x, null = jnp.ones((4, 2)), {"label": 9, "control": -1.0}
-    cond = {"label": jnp.arange(4), "control": {"size": jnp.arange(8.0).reshape(4, 2)}}
-    no_control, no_label = {"size": jnp.full((4, 2), -1.0)}, jnp.full(4, 9)
-    full, free = told(x, 1.0, cond), told(x, 1.0, {**cond, "control": no_control})
-    base = told(x, 1.0, {"label": no_label, "control": no_control})
+    x, null, control_null = jnp.ones((4, 2)), {"label": 9}, {"crop": -1.0}
+    cond = {"label": jnp.arange(4), "crop": jnp.arange(8.0).reshape(4, 2)}
+    no_control, no_label = {"crop": jnp.full((4, 2), -1.0)}, jnp.full(4, 9)
+    full, free = told(x, 1.0, cond), told(x, 1.0, {**cond, **no_control})
+    base = told(x, 1.0, {"label": no_label, **no_control})
+    guided = partial(dn.guided, null=null, control_null=control_null)
     for scale, beta in [(2.5, 0.3), (1.0, 0.0), (0.0, 0.4), (1.5, jnp.array([0.0, 1.0, 2.0, 0.5]))]:
         counted = count_traces(told)
         sigma = jnp.full(4, 0.7) if scale == 2.5 else 0.7
-        out = dn.guided(counted, scale, null, control_scale=beta)(x, sigma, cond)
+        out = guided(counted, scale, control_scale=beta)(x, sigma, cond)
         wanted = base + scale * (jnp.reshape(beta, (-1, 1)) * (full - free) + free - base)
         np.testing.assert_allclose(out, wanted, rtol=1e-5)
         assert counted.traces == 1  # of three times the batch
-    joint = dn.guided(told, 2.5, null)(x, 1.0, cond)  # control_scale 1: two evaluations, and the same formula
+    joint = guided(told, 2.5)(x, 1.0, cond)  # control_scale 1: two evaluations, and the same formula
     np.testing.assert_allclose(joint, base + 2.5 * (full - base), rtol=1e-5)
-    near = dn.guided(told, 2.5, null, control_scale=jnp.float32(1.0))(x, 1.0, cond)
+    near = guided(told, 2.5, control_scale=jnp.float32(1.0))(x, 1.0, cond)
     np.testing.assert_allclose(near, joint, rtol=1e-5)
-    np.testing.assert_allclose(
-        dn.guided(told, 1.0, null, control_scale=jnp.float32(1.0))(x, 1.0, cond), full, rtol=1e-5
-    )
+    np.testing.assert_allclose(guided(told, 1.0, control_scale=jnp.float32(1.0))(x, 1.0, cond), full, rtol=1e-5)
 
 
 def test_autoguidance_moves_away_from_the_weak_model():
@@ -254,22 +256,22 @@ NETWORK = lambda x, noise_label, cond: x  # noqa: E731
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: IDENTITY(X, 0.0), r"sigma must be positive and finite, got 0.0.*0.002"),
-        (lambda: IDENTITY(X, jnp.array([1.0, -2.0])), r"positive and finite, got -2.0"),
-        (lambda: IDENTITY(X, float("nan")), r"positive and finite, got nan"),
-        (lambda: IDENTITY(X, jnp.ones(3)), r"one value per example, shape \(2,\), got shape \(3,\)"),
-        (lambda: IDENTITY(X, 1.0, {"labels": 1}), r"unknown cond key 'labels' \(did you mean 'label'\?\); allowed keys are"),
-        (lambda: dn.ddpm(NETWORK, dn.linear_abar(), "epsilon"), r"unknown prediction 'epsilon' .*eps, v, x0"),
-        (lambda: dn.ddpm(NETWORK, [0.1, 0.5]), r"abar must be a 1-D table that falls .* from 0.1 to 0.5.*linear_abar"),
-        (lambda: dn.guided(IDENTITY, 1.0, null={"label": 1}, weak=IDENTITY), r"null .* or weak .*, not both"),
-        (lambda: dn.guided(IDENTITY, 2.0, {"label": 9}, control_scale=0.5), r"control_scale=0.5 needs .*'control': conditioning.UNKNOWN"),
-        (lambda: dn.guided(IDENTITY, 1.0, interval=(2, 1)), r"low < high, got \(2, 1\)"),
-        (lambda: dn.guided(IDENTITY, 1.0, {"text": 0.0})(X, 1.0, {"label": jnp.ones(2)}), r"null names \['text'\] but cond has only \['label'\]"),
-        (lambda: dn.gaussian_mixture(np.ones((2, 3)), 1.0)(jnp.ones((2, 4)), 1.0), r"lives on shape \(3,\), got x of shape \(2, 4\)"),
-        (lambda: dn.gaussian_mixture(np.ones((2, 3)), 1.0, [1.0]), r"2 components needs 2 positive weights"),
-        (lambda: dn.gaussian_mixture(np.ones((2, 3)), 1.0)(X, 1.0, {"label": jnp.array([0, 5])}), r"labels of a mixture of 2 are 0..1, or 2"),
-        (lambda: dn.one_step(IDENTITY, -1.0), r"sigma must be positive"),
-        (lambda: dn.thresholded(IDENTITY, 0), r"percentile must be in \(0, 100\], got 0"),
+        (lambda: IDENTITY(X, 0.0), r"sigma.*got 0.0.*0.002"),
+        (lambda: IDENTITY(X, jnp.array([1.0, -2.0])), r"sigma.*got -2.0"),
+        (lambda: IDENTITY(X, float("nan")), r"sigma.*got nan"),
+        (lambda: IDENTITY(X, jnp.ones(3)), r"\(2,\), got shape \(3,\)"),
+        (lambda: dn.gaussian_mixture(np.ones((2, 3)), 1.0)(X, 1.0, {"labels": jnp.zeros(2, int)}), r"'labels'.*did you mean 'label'"),
+        (lambda: dn.ddpm(NETWORK, schedules.linear_alpha_bar(), "epsilon"), r"'epsilon'.*did you mean 'eps'.*eps, v, x0"),
+        (lambda: dn.ddpm(NETWORK, [0.1, 0.5]), r"alpha_bar.* from 0.1 to 0.5.*linear_alpha_bar"),
+        (lambda: dn.guided(IDENTITY, 1.0, null={"label": 1}, weak=IDENTITY), r"null .* or weak"),
+        (lambda: dn.guided(IDENTITY, 2.0, {"label": 9}, control_scale=0.5), r"control_scale=0.5.*control_null="),
+        (lambda: dn.guided(IDENTITY, 1.0, interval=(2, 1)), r"interval.*got \(2, 1\)"),
+        (lambda: dn.guided(IDENTITY, 1.0, {"text": 0.0})(X, 1.0, {"label": jnp.ones(2)}), r"\['text'\].*\['label'\]"),
+        (lambda: dn.gaussian_mixture(np.ones((2, 3)), 1.0)(jnp.ones((2, 4)), 1.0), r"\(3,\), got x of shape \(2, 4\)"),
+        (lambda: dn.gaussian_mixture(np.ones((2, 3)), 1.0, [1.0]), r"2 components.*2 positive weights"),
+        (lambda: dn.gaussian_mixture(np.ones((2, 3)), 1.0)(X, 1.0, {"label": jnp.array([0, 5])}), r"labels.*0\.\.1"),
+        (lambda: dn.one_step(IDENTITY, -1.0), r"sigma.*got -1.0"),
+        (lambda: dn.thresholded(IDENTITY, 0), r"percentile.*got 0"),
     ],
 )  # fmt: skip
 def test_bad_input_says_what_to_do(call, message):

@@ -5,17 +5,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from picture_makers import joined, make_folder, picture, same
+from image_makers import joined, make_folder, random_image, same
 
 from jaxdiff import data
-from jaxdiff.data.order import coins, order
+from jaxdiff.conditions import CONTROLS
+from jaxdiff.data.order import order, random_flips
 
-ALL_CONTROL = tuple(data.CONTROLS)
+ALL_CONTROL = tuple(CONTROLS)
 
 
 def numbered(size: int, **options) -> data.Dataset:
     """In memory; label i is example i."""
-    images = np.stack([picture(i, 4, 6, 1) for i in range(size)])
+    images = np.stack([random_image(i, 4, 6, 1) for i in range(size)])
     return data.load("arrays", images=images, labels=np.arange(size), **options)
 
 
@@ -67,11 +68,11 @@ PINNED = [6, 1, 0, 5, 3, 8, 7, 9, 2, 4, 7, 3]
 
 
 def test_coins_are_fair_independent_and_fixed_by_position():
-    flips = coins(0, np.arange(40_000))
+    flips = random_flips(0, np.arange(40_000))
     assert abs(flips.mean() - 0.5) < 0.01
     assert abs((flips[1:] == flips[:-1]).mean() - 0.5) < 0.01
-    assert abs((flips == coins(1, np.arange(40_000))).mean() - 0.5) < 0.01
-    assert np.array_equal(flips[123:456], coins(0, np.arange(123, 456)))
+    assert abs((flips == random_flips(1, np.arange(40_000))).mean() - 0.5) < 0.01
+    assert np.array_equal(flips[123:456], random_flips(0, np.arange(123, 456)))
 
 
 # ---------------------------------------------------------------------------------------------- purity
@@ -100,12 +101,12 @@ def test_resuming_at_any_step_continues_the_same_order(kind, photos):
 def test_seed_changes_order_and_augmentation(kind, photos):
     one, other = by_kind(kind, photos, 0).batch(0, 22), by_kind(kind, photos, 1).batch(0, 22)
     assert not np.array_equal(one["label"], other["label"])
-    assert not np.array_equal(one["control"]["flip"], other["control"]["flip"])
+    assert not np.array_equal(one["flip"], other["flip"])
 
 
 def test_an_example_is_augmented_anew_in_each_epoch(photos):
     dataset = data.load("folder", path=photos, image_size=8, crop="global", shuffle=False, control=("crop",))
-    crops = np.stack([dataset.batch(epoch, 11)["control"]["crop"] for epoch in range(3)])
+    crops = np.stack([dataset.batch(epoch, 11)["crop"] for epoch in range(3)])
     assert not np.array_equal(crops[0], crops[1])
     assert not np.array_equal(crops[1], crops[2])
 
@@ -117,8 +118,8 @@ def test_threads_change_nothing(photos):
 
 
 def test_both_ways_of_fetching_agree():
-    """The same pictures whole from memory and one by one (a colour change forces that) in the same order."""
-    images = np.stack([picture(i, 5, 5, 1) for i in range(9)])
+    """The same images whole from memory and one by one (a colour change forces that) in the same order."""
+    images = np.stack([random_image(i, 5, 5, 1) for i in range(9)])
     labels = np.arange(9)
     gathered = data.load("arrays", images=images, labels=labels)
     single = data.load("arrays", images=images, labels=labels, channels=3)
@@ -131,14 +132,14 @@ def test_both_ways_of_fetching_agree():
 def test_batch_contract(photos):
     dataset = by_kind("folder", photos)
     batch = dataset.batch(0, 4)
-    assert {key: (value.dtype, value.shape) for key, value in batch.items() if key != "control"} == {
+    assert {key: (value.dtype, value.shape) for key, value in batch.items()} == {
         "image": (np.float32, (4, 8, 8, 3)),
         "label": (np.int32, (4,)),
+        **{key: (np.float32, (4, width)) for key, width in CONTROLS.items()},
     }
-    assert {key: (value.dtype, value.shape) for key, value in batch["control"].items()} == {
-        key: (np.float32, (4, width)) for key, width in data.CONTROLS.items()
-    }
-    assert dataset.image_shape == (8, 8, 3)
+    assert dataset.shape == (8, 8, 3)
+    declared = {name: (signal.dtype, signal.shape) for name, signal in dataset.signals.items()}
+    assert declared == {name: (str(value.dtype), value.shape[1:]) for name, value in batch.items() if name != "image"}
     assert batch["image"].min() >= -1
     assert batch["image"].max() <= 1
 
@@ -146,7 +147,7 @@ def test_batch_contract(photos):
 def test_taking_one_epoch_in_order_sees_every_example_once(photos):
     dataset = data.load("folder", path=photos, shuffle=False)
     batches = [dataset.take(start, min(start + 4, dataset.size)) for start in range(0, dataset.size, 4)]
-    expected = np.stack([picture(i) for i in [*range(0, 11, 2), *range(1, 11, 2)]]) / np.float32(127.5) - 1
+    expected = np.stack([random_image(i) for i in [*range(0, 11, 2), *range(1, 11, 2)]]) / np.float32(127.5) - 1
     assert np.array_equal(joined(batches)["image"], expected)
 
 
@@ -155,17 +156,17 @@ def test_taking_one_epoch_in_order_sees_every_example_once(photos):
 
 @pytest.fixture
 def damaged(tmp_path):
-    """Eight pictures, of which 3 is cut short and 5 is text."""
+    """Eight images, of which 3 is cut short and 5 is text."""
     make_folder(tmp_path, [f"{i}.png" for i in range(8)])
     (tmp_path / "3.png").write_bytes((tmp_path / "3.png").read_bytes()[:200])
-    (tmp_path / "5.png").write_text("not a picture")
+    (tmp_path / "5.png").write_text("not an image")
     return tmp_path
 
 
 def test_corrupt_files_are_replaced_counted_and_named_once(damaged):
     messages = []
     dataset = data.load("folder", path=damaged, flip=True, log=messages.append)
-    clean = {picture(i).tobytes(): i for i in range(8)}
+    clean = {random_image(i).tobytes(): i for i in range(8)}
 
     def numbers(batch):
         pixels = np.rint((batch["image"] + 1) * 127.5).astype(np.uint8)
@@ -203,11 +204,11 @@ def test_replacements_do_not_depend_on_processes_or_on_what_was_read_before(dama
 
 
 def test_a_replacement_has_randomness_of_its_own(damaged):
-    """The picture that stands in for a corrupt one is not cut like the neighbour it was taken from."""
+    """The image that stands in for a corrupt one is not cut like the neighbour it was taken from."""
     dataset = data.load(
         "folder", path=damaged, image_size=4, crop="local", control=("crop",), shuffle=False, log=lambda message: None
     )
-    crops = np.concatenate([dataset.batch(epoch, 8)["control"]["crop"][[3, 4]] for epoch in range(6)]).reshape(6, 2, 2)
+    crops = np.concatenate([dataset.batch(epoch, 8)["crop"][[3, 4]] for epoch in range(6)]).reshape(6, 2, 2)
     assert (crops[:, 0] != crops[:, 1]).any()
 
 

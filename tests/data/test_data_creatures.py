@@ -1,4 +1,4 @@
-"""Creatures: what is said of a picture is what is in it."""
+"""Creatures: annotations match the image."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def made():
     return data.creature_set(60, 32)
 
 
-def test_pictures_depend_on_draw_and_index_alone(made):
+def test_images_depend_on_draw_and_index_alone(made):
     few = data.creature_set(3, 32)
     for whole, part in zip(made, few, strict=True):
         np.testing.assert_array_equal(whole[:3], part)
@@ -59,5 +59,5 @@ def test_creatures_are_a_data_source():
     dataset = data.load("creatures", count=8, size=16)
     batch = dataset.batch(0, 4)
     assert batch["image"].shape == (4, 16, 16, 3) and batch["label"].max() < 4
-    with pytest.raises(ValueError, match="count >= 1 and size >= 8 to have legs, got count=1, size=4"):
+    with pytest.raises(ValueError, match=r"size >= 8.*count=1, size=4"):
         data.creature_set(1, 4)

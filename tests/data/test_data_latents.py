@@ -4,9 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdiff import data, latents, models, training, weights
+from jaxdiff import autoencoders, data, models, training, weights
 from jaxdiff.configs import default
-from jaxdiff.training.evaluate import sample
 
 SMALL = models.TAESD(channels=4, width=8, blocks=(1, 1))
 
@@ -18,8 +17,8 @@ def autoencoder(tmp_path_factory):
     params = jax.jit(SMALL.init)(jax.random.key(0), np.zeros((1, 8, 8, 3), np.float32))["params"]
     weights.save(SMALL, params, "taesd", folder / "taesd.npz")
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), np.uint8)
-    z = latents.encode(SMALL, params, images, batch_size=5)
-    latents.write(folder / "z.npz", 3 * z, SMALL, labels=np.arange(5) % 2, class_names=["a", "b"])
+    z = autoencoders.encode(SMALL, params, images, batch_size=5)
+    autoencoders.write(folder / "z.npz", 3 * z, SMALL, labels=np.arange(5) % 2, class_names=["a", "b"])
     return folder, params, 3 * z
 
 
@@ -29,26 +28,26 @@ def test_latents_reach_the_model_as_they_are(autoencoder):
     batch = made.take(0, 5)
     np.testing.assert_array_equal(batch["image"], z)
     np.testing.assert_array_equal(batch["label"], [0, 1, 0, 1, 0])
-    assert made.latent == {"scale": 1.0, "shift": 0.0} and made.class_names == ("a", "b")
+    assert made.latent == (1.0, 0.0) and made.class_names == ("a", "b")
     assert data.load("digits").latent is None
 
 
 def test_units_are_those_of_the_autoencoder(tmp_path):
     model = models.AutoencoderKL(**models.vae.SIZES["sd3"])
-    latents.write(tmp_path / "z.npz", np.full((2, 4, 4, 16), 7.0), model)
-    assert data.load("latents", path=tmp_path / "z.npz").latent == {"scale": 1.5305, "shift": 0.0609}
-    with pytest.raises(ValueError, match="unknown column of latents 'label'"):
-        latents.write(tmp_path / "z.npz", np.zeros((2, 4, 4, 16)), model, label=[1, 2])
+    autoencoders.write(tmp_path / "z.npz", np.full((2, 4, 4, 16), 7.0), model)
+    assert data.load("latents", path=tmp_path / "z.npz").latent == (1.5305, 0.0609)
+    with pytest.raises(ValueError, match=r"'label'.*did you mean 'labels'"):
+        autoencoders.write(tmp_path / "z.npz", np.zeros((2, 4, 4, 16)), model, label=[1, 2])
 
 
 def test_records_of_latents_are_marked(tmp_path):
     z = 5 * np.random.default_rng(0).normal(size=(3, 4, 4, 4)).astype(np.float32)
-    units = {"scale": 0.18215, "shift": 0.0}
+    units = (0.18215, 0.0)
     data.write_array_records(tmp_path / "z.array_record", [{"image": each} for each in z], latent=units)
     made = data.load("array_records", path=tmp_path, shuffle=False)
     assert made.latent == units
     np.testing.assert_array_equal(made.take(0, 3)["image"], z)
-    with pytest.raises(ValueError, match="holds latents, which cannot be cut or mirrored"):
+    with pytest.raises(ValueError, match=r"array_records.*latents.*flip"):
         data.load("array_records", path=tmp_path, flip=True)
 
 
@@ -56,25 +55,23 @@ def test_records_of_latents_are_marked(tmp_path):
     "options", [{"flip": True}, {"image_size": 2, "crop": "local"}, {"control": ("flip",)}, {"channels": 3}]
 )
 def test_latents_are_not_cut_or_mirrored(autoencoder, options):
-    with pytest.raises(
-        ValueError, match=r"holds latents, which cannot be cut or mirrored: .* encode the mirror images"
-    ):
+    with pytest.raises(ValueError, match=r"latents/z.*image_size, crop, flip, channels and control"):
         data.load("latents", path=autoencoder[0] / "z.npz", **options)
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"images": np.zeros((2, 4, 4, 4))}, r"has keys images, but latents, scale, shift are needed"),
-        ({"latents": np.zeros((2, 4, 4)), "scale": 1, "shift": 0}, r"finite floats \[n k l z\], got float64 of shape"),
-        ({"latents": np.full((2, 4, 4, 4), np.nan), "scale": 1, "shift": 0}, r"must be finite floats"),
+        ({"images": np.zeros((2, 4, 4, 4))}, r"images.*latents, scale, shift"),
+        ({"latents": np.zeros((2, 4, 4)), "scale": 1, "shift": 0}, r"float64 of shape"),
+        ({"latents": np.full((2, 4, 4, 4), np.nan), "scale": 1, "shift": 0}, r"finite"),
     ],
 )
 def test_files_that_hold_no_latents(tmp_path, arrays, message):
     np.savez(tmp_path / "z.npz", **arrays)
     with pytest.raises(ValueError, match=message):
         data.load("latents", path=tmp_path / "z.npz")
-    with pytest.raises(FileNotFoundError, match=r"no latents at .*jaxdiff.latents.write makes them"):
+    with pytest.raises(FileNotFoundError, match=r"none.npz.*autoencoders.write"):
         data.load("latents", path=tmp_path / "none.npz")
 
 
@@ -94,24 +91,27 @@ def config_of(folder, **changes):
 
 def test_samples_are_decoded(autoencoder):
     folder, params, z = autoencoder
-    job = training.build(config_of(folder), jax.devices()[:1])
-    assert job.model.channels == 4 and job.dataset.image_shape == (4, 4, 4)
-    run = lambda state, seed, index: (z[index % 5], index)  # noqa: E731
-    ((images, _),) = sample(job, None, 3, 0, run=run)
-    np.testing.assert_allclose(images, latents.decode(SMALL, params, z[:3]), atol=1e-6)
-    ((plain, _),) = sample(job, None, 3, 0, run=run, decode=False)
+    run, mesh = training.prepare(config_of(folder), jax.devices()[:1])
+    assert run.model.channels == 4 and run.data.shape == (4, 4, 4)
+
+    class Stored(training.Sampler):
+        def __call__(self, source, key, index):
+            return z[index % 5], index
+
+    images, _ = Stored(run, mesh).sample(None, 3, 0)
+    np.testing.assert_allclose(images, autoencoders.decode(SMALL, params, z[:3]), atol=1e-6)
+    plain, _ = Stored(run, mesh).sample(None, 3, 0, decode=False)
     np.testing.assert_array_equal(plain, z[:3])
 
 
 def test_wrong_autoencoders(autoencoder, tmp_path):
     folder, _, z = autoencoder
-    with pytest.raises(ValueError, match="unknown autoencoder kind 'vae'"):
-        training.build(config_of(folder, **{"autoencoder.kind": "vae"}))
-    with pytest.raises(FileNotFoundError, match=r"no weights of an autoencoder at 'none': give --config.autoencoder.p"):
-        training.build(config_of(folder, **{"autoencoder.path": "none"}))
+    with pytest.raises(ValueError, match="autoencoder kind 'vae'"):
+        training.prepare(config_of(folder, **{"autoencoder.kind": "vae"}))
+    with pytest.raises(FileNotFoundError, match=r"'none'.*--config.autoencoder.path="):
+        training.prepare(config_of(folder, **{"autoencoder.path": "none"}))
     np.savez(tmp_path / "z.npz", latents=z, scale=2.0, shift=0.0)
-    job = training.build(config_of(folder, **{"data.options.path": str(tmp_path / "z.npz")}), jax.devices()[:1])
-    with pytest.raises(
-        ValueError, match=r"is not the autoencoder that made latents/z: it decodes 4 channels with .*1.0"
-    ):
-        job.decode(z)
+    config = config_of(folder, **{"data.options.path": str(tmp_path / "z.npz")})
+    run = training.build(config, training.load_data(config))
+    with pytest.raises(ValueError, match=r"taesd.npz.*latents/z.*4 channels.*\(1.0, 0.0\).*\(2.0, 0.0\)"):
+        run.decode(z)

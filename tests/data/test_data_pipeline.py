@@ -9,7 +9,7 @@ import traceback
 
 import numpy as np
 import pytest
-from picture_makers import make_folder, same
+from image_makers import make_folder, same
 
 from jaxdiff import data
 
@@ -22,8 +22,11 @@ def photos(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def no_leaked_threads():
     yield
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("jaxdiff")]
-    assert not left
+    assert not running()
+
+
+def running() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("jaxdiff")]
 
 
 def digits() -> data.Dataset:
@@ -49,14 +52,12 @@ def test_stops_at_the_step_given():
 def test_stays_at_most_depth_ahead():
     asked = []
     dataset = digits()
-    counted = data.Dataset(
-        "counted",
-        10,
-        (1,),
-        0,
-        "",
-        lambda positions, executor: asked.append(positions.start) or dataset.fetch(positions, executor),
-    )
+
+    def fetch(positions, executor):
+        asked.append(positions.start)
+        return dataset.fetch(positions, executor)
+
+    counted = data.Dataset("counted", (1,), 10, "", fetch=fetch)
     with data.prefetch(counted, 0, 1, depth=3, workers=0) as batches:
         next(batches)
         wait_until(lambda: len(asked) == 5)  # one taken, three in the queue, one waiting to be put there
@@ -73,26 +74,36 @@ def test_close_wakes_a_waiting_thread_and_may_be_repeated():
 
 
 def test_close_does_not_finish_the_batch_in_progress():
-    started = threading.Event()
+    asked, futures = [], []
+    started, release = threading.Event(), threading.Event()
 
     def slow(position):
+        asked.append(position)
         started.set()
-        time.sleep(0.05)
-        return position
+        release.wait()
 
-    dataset = data.Dataset("slow", 10, (1,), 0, "", lambda positions, executor: list(executor.map(slow, positions)))
-    batches = data.prefetch(dataset, 0, 1000, workers=2)
+    def fetch(positions, executor):
+        futures.extend(executor.submit(slow, position) for position in positions)
+        return [future.result() for future in futures]
+
+    batches = data.prefetch(data.Dataset("slow", (1,), 10, "", fetch=fetch), 0, 1000, workers=2)
     started.wait()
-    start = time.monotonic()
-    batches.close()
-    assert time.monotonic() - start < 5  # the batch would take 25 s
+    wait_until(lambda: len(futures) == 1000)
+    closing = threading.Thread(target=batches.close)
+    closing.start()
+    wait_until(lambda: futures[-1].cancelled())
+    release.set()
+    closing.join()
+    assert len(asked) <= 2  # one per worker
 
 
 def test_forgotten_iterators_end_with_their_last_reference():
     batches = data.prefetch(digits(), 0, 8)
     next(batches)
+    (thread,) = running()
     del batches
     gc.collect()
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -105,7 +116,7 @@ def test_errors_of_the_thread_keep_their_traceback(workers):
     def fetch(positions, executor):
         return {"image": np.asarray(list((executor.map if executor else map)(deep_inside, positions)))}
 
-    with data.prefetch(data.Dataset("cursed", 10, (1,), 0, "", fetch), 0, 4, workers=workers) as batches:
+    with data.prefetch(data.Dataset("cursed", (1,), 10, "", fetch=fetch), 0, 4, workers=workers) as batches:
         assert next(batches)["image"].tolist() == [0, 1, 2, 3]
         assert next(batches)["image"].tolist() == [4, 5, 6, 7]
         with pytest.raises(LookupError, match="cursed") as caught:
@@ -126,7 +137,7 @@ def test_corrupt_file_stops_the_consumer(photos, tmp_path):
 def test_wrong_arguments_fail_at_once():
     with pytest.raises(ValueError, match="depth"):
         data.prefetch(digits(), 0, 8, depth=0)
-    with pytest.raises(ValueError, match="9 cannot be split over 2"):
+    with pytest.raises(ValueError, match=r"9.*2"):
         data.prefetch(digits(), 0, 9, 0, 2)
 
 
@@ -138,7 +149,7 @@ def test_a_script_may_end_without_closing(photos):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "(4, 12, 16, 3)\n", "")
 
 
-def wait_until(condition, seconds: float = 10) -> None:
+def wait_until(condition, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)

@@ -6,18 +6,18 @@ import sys
 
 import numpy as np
 import pytest
-from picture_makers import make_folder, picture
+from image_makers import make_folder, random_image
 
 from jaxdiff import data
 
-# Preparing works without TensorFlow too when pictures are handed over as PIL images or tensors.
+# Preparing works without TensorFlow too when images are handed over as PIL images or tensors.
 PREPARE = """
 import sys
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 sys.path.insert(0, sys.argv[2])
-from picture_makers import picture
+from image_makers import random_image
 
 class Shapes(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
@@ -36,7 +36,7 @@ class Shapes(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self, count):
         for i in range(count):
-            yield i, {"image": Image.fromarray(picture(i)), "raw": picture(i, 4, 4, 1), "label": i % 3, "text": f"shape {i % 2}", "number": i}
+            yield i, {"image": Image.fromarray(random_image(i)), "raw": random_image(i, 4, 4, 1), "label": i % 3, "text": f"shape {i % 2}", "number": i}
 
 Shapes(data_dir=sys.argv[1], file_format="array_record").download_and_prepare()
 assert not {"tensorflow", "torch"} & set(sys.modules)
@@ -52,12 +52,12 @@ def prepared(tmp_path_factory):
 
 
 def numbers(batch: dict) -> list[int]:
-    """Which picture(i) each one is; TFDS shuffles while it prepares."""
-    known = {(picture(i) / np.float32(127.5) - 1).tobytes(): i for i in range(10)}
+    """Which random_image(i) each one is; TFDS shuffles while it prepares."""
+    known = {(random_image(i) / np.float32(127.5) - 1).tobytes(): i for i in range(10)}
     return [known[image.tobytes()] for image in batch["image"]]
 
 
-def test_pictures_labels_and_captions(prepared):
+def test_images_labels_and_captions(prepared):
     dataset = data.load("tfds", dataset="shapes", data_dir=prepared, caption_key="text", shuffle=False)
     batch = dataset.take(0, 10)
     seen = numbers(batch)
@@ -75,7 +75,7 @@ def test_folder_slices_and_tensor_features(prepared):
     assert numbers(half.take(0, 5)) == numbers(whole.take(0, 10))[:5]
     assert half.fingerprint != whole.fingerprint
     raw = data.load("tfds", dataset=path, split="test", image_key="raw", label_key=None)
-    assert (raw.image_shape, raw.num_classes, raw.batch(0, 2).keys()) == ((4, 4, 1), 0, {"image"})
+    assert (raw.shape, raw.num_classes, raw.batch(0, 2).keys()) == ((4, 4, 1), 0, {"image"})
 
 
 def test_threads_read_the_same(prepared):
@@ -88,16 +88,22 @@ def test_threads_read_the_same(prepared):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": "validation"}, "no split 'validation' in shapes/1.0.0"),
-        ({"image_key": "picture"}, "shapes/1.0.0 has no feature 'picture'; set image_key= to one of"),
-        ({"caption_key": "words"}, "shapes/1.0.0 has no feature 'words'; set caption_key="),
-        ({"label_key": "number"}, "feature 'number' of shapes/1.0.0 is no ClassLabel"),
-        ({"dataset": "shaeps"}, "TensorFlow Datasets knows no 'shaeps' and"),
+        ({"split": "validation"}, "'validation'.*shapes/1.0.0"),
+        ({"image_key": "photo"}, "shapes/1.0.0.*'photo'.*image_key="),
+        ({"caption_key": "words"}, "shapes/1.0.0.*'words'.*caption_key="),
+        ({"label_key": "number"}, "'number'.*shapes/1.0.0.*ClassLabel"),
+        ({"dataset": "shaeps"}, "'shaeps'"),
     ],
 )
 def test_wrong_names(prepared, options, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         data.load("tfds", **{"dataset": "shapes", "data_dir": prepared, **options})
+
+
+def test_a_missing_library_is_named(monkeypatch, prepared):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "jaxdiff\[tfds\]"'):
+        data.load("tfds", dataset="shapes", data_dir=prepared)
 
 
 def test_unprepared_sets_say_how_to_prepare_them(tmp_path):
@@ -108,9 +114,7 @@ def test_unprepared_sets_say_how_to_prepare_them(tmp_path):
     assert (
         f"tfds.builder('cifar10', file_format='array_record', data_dir='{tmp_path}').download_and_prepare()" in message
     )
-    with pytest.raises(
-        FileNotFoundError, match=r"no prepared TFDS dataset at .*/cifar10: it has no dataset_info\.json"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"/cifar10.*dataset_info\.json"):
         data.load("tfds", dataset=tmp_path / "cifar10")
 
 
@@ -123,14 +127,14 @@ def test_sets_that_only_tensorflow_reads(prepared, tmp_path):
     (path / "dataset_info.json").write_text(json.dumps({**info, "fileFormat": "tfrecord"}))
     with pytest.raises(
         ValueError,
-        match="is stored as tfrecord, which only TensorFlow reads; prepare it again with file_format='array_record'",
+        match=r"tfrecord.*file_format='array_record'",
     ):
         data.load("tfds", dataset=path)
 
 
 def test_no_foreign_framework_is_imported_and_the_package_is_light(prepared, tmp_path):
     make_folder(tmp_path, ["a/0.png", "b/1.png"])
-    data.write_array_records(tmp_path / "x.array_record", [{"image": picture(0)}])
+    data.write_array_records(tmp_path / "x.array_record", [{"image": random_image(0)}])
     code = f"""
 import sys
 from jaxdiff import data
@@ -150,5 +154,5 @@ def test_pillow_is_the_only_decoder(prepared, monkeypatch):
     """TFDS would use OpenCV where it is installed, and pixels would depend on the machine."""
     from tensorflow_datasets.core.features import image_feature
 
-    monkeypatch.setattr(image_feature.Image, "decode_example_np", lambda *_: pytest.fail("TFDS decoded the picture"))
+    monkeypatch.setattr(image_feature.Image, "decode_example_np", lambda *_: pytest.fail("TFDS decoded the image"))
     assert data.load("tfds", dataset="shapes", data_dir=prepared).batch(0, 2)["image"].shape == (2, 12, 16, 3)

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from picture_makers import encoded, make_folder, picture, saved
+from image_makers import encoded, make_folder, random_image, saved
 from PIL import Image
 
 from jaxdiff import data
+from jaxdiff.conditions import CONTROLS
 from jaxdiff.data import transforms
 from jaxdiff.data.transforms import Transform, apply, decode, resize, to_channels
 
@@ -13,7 +14,7 @@ from jaxdiff.data.transforms import Transform, apply, decode, resize, to_channel
 @pytest.mark.parametrize("crop", ["center", "global", "random", "local", "mixed"])
 @pytest.mark.parametrize(("height", "width"), [(12, 20), (20, 12), (16, 16)])
 def test_window_is_rebuilt_from_its_record(crop, height, width):
-    image = picture(0, height, width)
+    image = random_image(0, height, width)
     sizes, flips = set(), set()
     for seed in range(30):
         window, record = apply(Transform(8, crop, flip=True), image, np.random.default_rng(seed), "it")
@@ -33,45 +34,45 @@ def test_window_is_rebuilt_from_its_record(crop, height, width):
     assert flips == {0.0, 1.0}
 
 
-def test_record_in_batches_belongs_to_their_pictures(tmp_path):
+def test_record_in_batches_belongs_to_their_images(tmp_path):
     """End to end: undo flip and crop of every window of a folder of different sizes and compare with the file."""
     for i in range(6):
         make_folder(tmp_path, ["x.png"], height=9 + i, width=14 - i)
         (tmp_path / "x.png").rename(tmp_path / f"{i}.png")
     dataset = data.load(
-        "folder", path=tmp_path, image_size=8, crop="mixed", flip=True, control=tuple(data.CONTROLS), shuffle=False
+        "folder", path=tmp_path, image_size=8, crop="mixed", flip=True, control=tuple(CONTROLS), shuffle=False
     )
     batch = dataset.batch(0, 24)
     for i in range(24):
-        control = {key: tuple(int(v) for v in value[i]) for key, value in batch["control"].items()}
+        control = {key: tuple(int(v) for v in batch[key][i]) for key in CONTROLS}
         assert control["original_size"] == (9 + i % 6, 14 - i % 6)
-        assert batch["control"]["aspect"][i, 0] == np.float32((14 - i % 6) / (9 + i % 6))
+        assert batch["aspect"][i, 0] == np.float32((14 - i % 6) / (9 + i % 6))
         (top, left), (flip,) = control["crop"], control["flip"]
         window = batch["image"][i][:, ::-1] if flip else batch["image"][i]
-        whole = resize(picture(0, *control["original_size"]), control["resized_size"])
+        whole = resize(random_image(0, *control["original_size"]), control["resized_size"])
         assert np.array_equal(window, whole[top : top + 8, left : left + 8] / np.float32(127.5) - 1)
 
 
 def test_flip_in_memory_is_recorded():
-    images = np.stack([picture(i, 4, 4) for i in range(10)])
+    images = np.stack([random_image(i, 4, 4) for i in range(10)])
     dataset = data.load(
         "arrays", images=images, flip=True, control=("flip", "original_size", "crop", "aspect"), shuffle=False
     )
     assert dataset.in_memory
     batch = dataset.batch(0, 40)
-    flip = batch["control"]["flip"][:, 0].astype(bool)
+    flip = batch["flip"][:, 0].astype(bool)
     assert 5 < flip.sum() < 35
     upright = np.where(flip[:, None, None, None], batch["image"][:, :, ::-1], batch["image"])
     assert np.array_equal(upright, np.tile(images, (4, 1, 1, 1)) / np.float32(127.5) - 1)
-    assert (batch["control"]["original_size"] == 4).all()
-    assert (batch["control"]["crop"] == 0).all()
+    assert (batch["original_size"] == 4).all()
+    assert (batch["crop"] == 0).all()
     assert np.array_equal(
-        images, np.stack([picture(i, 4, 4) for i in range(10)])
-    )  # the stored pictures stay as they were
+        images, np.stack([random_image(i, 4, 4) for i in range(10)])
+    )  # the stored images stay as they were
 
 
 def test_mixed_takes_its_share_of_local_windows():
-    image = picture(0, 16, 16)
+    image = random_image(0, 16, 16)
     records = [
         apply(Transform(8, "mixed", local_share=0.25), image, np.random.default_rng(i), "it")[1] for i in range(200)
     ]
@@ -80,7 +81,8 @@ def test_mixed_takes_its_share_of_local_windows():
 
 def test_random_windows_reach_every_place():
     corners = {
-        apply(Transform(3, "local"), picture(0, 5, 4), np.random.default_rng(i), "it")[1]["crop"] for i in range(200)
+        apply(Transform(3, "local"), random_image(0, 5, 4), np.random.default_rng(i), "it")[1]["crop"]
+        for i in range(200)
     }
     assert corners == {(top, left) for top in range(3) for left in range(2)}
 
@@ -94,7 +96,7 @@ def test_resizing_keeps_constants_and_means(resample):
 
 
 def test_area_is_the_block_mean_for_floats_and_bytes():
-    image = picture(0, 12, 18)
+    image = random_image(0, 12, 18)
     blocks = image.reshape(4, 3, 6, 3, 3).mean(axis=(1, 3))
     assert np.abs(resize(image, (4, 6), "area") - blocks).max() <= 1  # Pillow rounds rows and columns in turn
     floats = (image / 127.5 - 1).astype(np.float32)
@@ -111,17 +113,17 @@ def test_overshoot_of_floats_is_clipped():
 def test_digits_can_be_enlarged():
     batch = data.load("digits", image_size=16, control="original_size").batch(0, 4)
     assert batch["image"].shape == (4, 16, 16, 1)
-    assert np.array_equal(batch["control"]["original_size"], np.full((4, 2), 8))
+    assert np.array_equal(batch["original_size"], np.full((4, 2), 8))
 
 
 def test_grey_and_colour():
-    colour, grey = picture(0), picture(1, channels=1)
+    colour, grey = random_image(0), random_image(1, channels=1)
     assert np.array_equal(to_channels(grey, 3, "it"), np.concatenate([grey] * 3, -1))
     luma = np.asarray(Image.fromarray(colour).convert("L"))
     assert np.abs(to_channels(colour, 1, "it")[..., 0].astype(int) - luma).max() <= 1
     floats = to_channels((colour / 127.5 - 1).astype(np.float32), 1, "it")
     assert np.abs(floats[..., 0] - (luma / 127.5 - 1)).max() < 1.01 / 127.5
-    with pytest.raises(ValueError, match="it has 4 channels, which cannot become 3"):
+    with pytest.raises(ValueError, match=r"it has 4 channels.*3"):
         to_channels(np.zeros((2, 2, 4), np.uint8), 3, "it")
 
 
@@ -130,7 +132,7 @@ def test_grey_and_colour():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_decoding_gives_the_stored_pixels(channels):
-    assert np.array_equal(decode(encoded(picture(0, channels=channels)), "it"), picture(0, channels=channels))
+    assert np.array_equal(decode(encoded(random_image(0, channels=channels)), "it"), random_image(0, channels=channels))
 
 
 def test_sixteen_bits_are_scaled_not_clipped():
@@ -145,25 +147,25 @@ def test_transparency_is_laid_over_white():
     assert np.abs(decode(encoded(pixels), "it")[0, :, 0].astype(int) - [255, 127, 0]).max() <= 1
 
 
-def test_palette_pictures_become_colour():
+def test_palette_images_become_colour():
     image = Image.fromarray(np.full((4, 4, 3), (255, 0, 0), np.uint8)).convert("P")
     assert (decode(saved(image), "it") == (255, 0, 0)).all()
 
 
 def test_camera_rotation_is_undone():
-    image = Image.fromarray(picture(0, 6, 4))
+    image = Image.fromarray(random_image(0, 6, 4))
     exif = image.getexif()
     exif[0x0112] = 6  # "rotate by 90 degrees clockwise to show"
-    assert np.array_equal(decode(saved(image, exif=exif), "it"), np.rot90(picture(0, 6, 4), -1))
+    assert np.array_equal(decode(saved(image, exif=exif), "it"), np.rot90(random_image(0, 6, 4), -1))
 
 
 @pytest.mark.parametrize("cut", [0, 10, 60, 150])
 def test_broken_bytes_are_corrupt_images(cut):
-    whole = encoded(picture(0))
-    with pytest.raises(data.CorruptImage, match=rf"cannot decode it \({cut} bytes\)"):
+    whole = encoded(random_image(0))
+    with pytest.raises(data.CorruptImage, match=rf"it \({cut} bytes\)"):
         decode(whole[:cut], "it")
 
 
-def test_pictures_without_a_range_are_refused():
-    with pytest.raises(data.CorruptImage, match="mode 'F' says nothing about its range"):
+def test_images_without_a_range_are_refused():
+    with pytest.raises(data.CorruptImage, match="mode 'F'"):
         decode(encoded(np.zeros((4, 4, 1), np.float32), "TIFF"), "it")

@@ -49,12 +49,12 @@ def test_no_texts_give_no_rows(folder):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda folder: data.tokenizer(folder / "none.json", 5), r"no tokenizer at .*none.json; tried .*give the tokenizer.json that is published"),
-        (lambda folder: data.tokenizer(folder.parent, 5), r"no tokenizer at .*tokenizer.json; tried"),
-        (lambda folder: data.tokenizer(folder, 2), r"length=2 leaves no room for text: this tokenizer needs at least 3"),
-        (lambda folder: data.tokenizer(folder, 5, pad="<|endoftex|>"), r"no token '<\|endoftex\|>' \(did you mean '<\|endoftext\|>'\?\)"),
-        (lambda folder: data.tokenizer(folder, 5)("red"), r"takes a list of texts, got one string; give \['red'\]"),
-        (lambda folder: data.tokenizer(__file__, 5), r"test_text.py is not a tokenizer.json that the tokenizers library reads"),
+        (lambda folder: data.tokenizer(folder / "none.json", 5), r"none.json.*tried"),
+        (lambda folder: data.tokenizer(folder.parent, 5), r"tokenizer.json.*tried"),
+        (lambda folder: data.tokenizer(folder, 2), r"length=2.*3"),
+        (lambda folder: data.tokenizer(folder, 5, pad="<|endoftex|>"), r"'<\|endoftex\|>'.*did you mean '<\|endoftext\|>'"),
+        (lambda folder: data.tokenizer(folder, 5)("red"), r"\['red'\]"),
+        (lambda folder: data.tokenizer(__file__, 5), r"test_text.py.*tokenizer.json"),
     ],
 )  # fmt: skip
 def test_bad_tokenizers_say_what_to_do(call, message, folder):
@@ -65,13 +65,13 @@ def test_bad_tokenizers_say_what_to_do(call, message, folder):
 def test_what_to_pad_with_must_be_known(folder, tmp_path):
     text = (folder / "tokenizer.json").read_text().replace("endoftext", "end")
     (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(ValueError, match=r"does not say what to pad with and has none of <pad>, .*; give pad="):
+    with pytest.raises(ValueError, match=r"<pad>, .*pad="):
         data.tokenizer(tmp_path, 5)
 
 
 def test_a_missing_library_is_named(monkeypatch, folder):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'jaxdiff\[text\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "jaxdiff\[text\]"'):
         data.tokenizer(folder, 5)
 
 
@@ -131,16 +131,16 @@ def test_tables_serve_as_prompts(tmp_path):
         np.save(tmp_path / f"{name}.npy", table)
     dataset = data.build(prompts.prompts(str(tmp_path), (4, 4, 3)))
     assert dataset.size == 2 and dataset.take(0, 2)["text"].shape == (2, LENGTH, WIDTH)
-    np.testing.assert_array_equal(dataset.null["pooled"], hashed("")["pooled"][0])
+    np.testing.assert_array_equal(dataset.signals["pooled"].null, hashed("")["pooled"][0])
 
 
 @pytest.mark.parametrize(
     ("texts", "length", "width", "message"),
     [
-        (["one", "one two three"], 3, 8, r"'one two three' has 4 tokens, its start counted, more than length=3"),
-        ("red", 3, 8, r"takes a list of texts, got one string; give \['red'\]"),
-        (["red"], 3, 0, r"needs texts, a length and a width, got 1 texts, length=3, width=0"),
-        ([], 3, 8, r"got 0 texts"),
+        (["one", "one two three"], 3, 8, r"'one two three'.*4 tokens.*length=3"),
+        ("red", 3, 8, r"\['red'\]"),
+        (["red"], 3, 0, r"length=3, width=0"),
+        ([], 3, 8, r"0 prompts"),
     ],
 )
 def test_bad_texts_say_what_to_do(texts, length, width, message):

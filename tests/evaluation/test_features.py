@@ -104,15 +104,15 @@ def test_errors_say_what_to_do(digits, tmp_path):
     net, _ = linear()
     with pytest.raises(ValueError, match="did you mean 'inception'"):
         feature_net("incepton")
-    with pytest.raises(FileNotFoundError, match=r"no path was given: get pt_inception-2015-12-05 .*save_file"):
+    with pytest.raises(FileNotFoundError, match=r"pt_inception-2015-12-05 .*save_file"):
         feature_net("inception")
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*lite0\.npz: get the ImageNet weights"):
+    with pytest.raises(FileNotFoundError, match=r"lite0\.npz.*ImageNet"):
         feature_net("efficientnet_lite0", tmp_path / "lite0.npz")
-    with pytest.raises(ValueError, match="the iterable of batches is empty"):
+    with pytest.raises(ValueError, match="empty"):
         extract(net, [])
-    with pytest.raises(ValueError, match=r"b > 0, got shape \(0, 8, 8, 1\)"):
+    with pytest.raises(ValueError, match=r"got shape \(0, 8, 8, 1\)"):
         extract(net, [digits[:0]])
-    with pytest.raises(ValueError, match=r"a batch of \(4, 8, 1\) float32 after batches of \(8, 8, 1\) float32"):
+    with pytest.raises(ValueError, match=r"\(4, 8, 1\) float32.*\(8, 8, 1\) float32"):
         extract(net, [digits[:2], digits[:2, :4]])
 
 

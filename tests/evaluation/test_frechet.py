@@ -95,14 +95,16 @@ def test_statistics_files_round_trip(tmp_path):
     moments = moments_of(features(9))
     save_moments(tmp_path / "reference.npz", moments)
     close(load_moments(tmp_path / "reference.npz"), moments)
-    with pytest.raises(ValueError, match="made from 200 images, but count=7"):
+    with pytest.raises(ValueError, match=r"200 images.*count=7"):
         load_moments(tmp_path / "reference.npz", count=7)
+    with pytest.raises(FileNotFoundError, match=r"none.npz.*tried /"):
+        load_moments(tmp_path / "none.npz")
     np.savez(tmp_path / "foreign.npz", mu=moments.mean, sigma=moments.covariance)
     close(load_moments(tmp_path / "foreign.npz", count=200), moments)
     with pytest.raises(ValueError, match="pass count="):
         load_moments(tmp_path / "foreign.npz")
     np.savez(tmp_path / "other.npz", mean=moments.mean)
-    with pytest.raises(ValueError, match="no mu and no sigma, only mean"):
+    with pytest.raises(ValueError, match=r"mu.*sigma.*mean"):
         load_moments(tmp_path / "other.npz")
     with pytest.raises(ValueError, match=r"\.npz"):
         save_moments(tmp_path / "reference.json", moments)
@@ -110,7 +112,7 @@ def test_statistics_files_round_trip(tmp_path):
 
 def test_errors_say_what_was_given():
     x = features(10)
-    with pytest.raises(ValueError, match="second set has 1 sample"):
+    with pytest.raises(ValueError, match=r"second.*1 sample"):
         frechet_distance(x, x[:1])
     with pytest.raises(ValueError, match="width 12 and 5"):
         frechet_distance(x, x[:, :5])
@@ -119,9 +121,9 @@ def test_errors_say_what_was_given():
     with pytest.raises(ValueError, match=r"got shape \(12,\)"):
         frechet_distance(x, x[0])
     x[[17, 30], 2] = np.nan, np.inf
-    with pytest.raises(ValueError, match="2 of 200 rows of features are not finite, the first is row 17"):
+    with pytest.raises(ValueError, match=r"2 of 200.*finite.*row 17"):
         frechet_distance(x, features(11))
-    with pytest.raises(ValueError, match="at least 2 samples, got 1"):
+    with pytest.raises(ValueError, match="2 samples, got 1"):
         _ = moments_of(features(12)[:1]).covariance
     with pytest.raises(ValueError, match="real numbers"):
         moments_of(np.ones((3, 2), complex))

@@ -72,13 +72,13 @@ def test_a_collapsed_generator_has_precision_without_recall():
 
 def test_errors_say_what_was_given():
     x = np.zeros((6, 2))
-    with pytest.raises(ValueError, match="more than 6 real points, got 6"):
+    with pytest.raises(ValueError, match=r"6 real.*got 6"):
         prdc(x, np.zeros((9, 2)), k=6)
-    with pytest.raises(ValueError, match="more than 5 fake points, got 4"):
+    with pytest.raises(ValueError, match=r"5 fake.*got 4"):
         prdc(x, x[:4])
-    with pytest.raises(ValueError, match="2 wide, fake ones 3"):
+    with pytest.raises(ValueError, match=r"2 wide.*3"):
         prdc(x, np.zeros((6, 3)))
     with pytest.raises(ValueError, match="k=0"):
         prdc(x, x, k=0)
-    with pytest.raises(ValueError, match="rows of fake are not finite"):
+    with pytest.raises(ValueError, match=r"fake.*finite"):
         prdc(x, x + np.nan)

@@ -64,11 +64,11 @@ def test_only_the_fid_network_makes_an_fid():
 def test_a_protocol_must_be_complete_and_true():
     with pytest.raises(TypeError, match="guidance"):
         Protocol(**{k: v for k, v in dataclasses.asdict(protocol()).items() if k != "guidance"})
-    with pytest.raises(ValueError, match="states samples=50000, but 40 were given"):
+    with pytest.raises(ValueError, match=r"samples=50000.*40"):
         evaluate_features(FAKE, REAL, protocol(samples=50000))
-    with pytest.raises(ValueError, match="states reference_samples=7, but 50 were given"):
+    with pytest.raises(ValueError, match=r"reference_samples=7.*50"):
         evaluate_features(FAKE, REAL, protocol(reference_samples=7))
-    with pytest.raises(ValueError, match="states samples=40, but 3 were given"):
+    with pytest.raises(ValueError, match=r"samples=40.*3"):
         evaluate_features(FAKE, REAL, protocol(), probabilities=np.eye(3))
 
 

@@ -2,6 +2,8 @@
 
 import csv
 import itertools
+import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +14,9 @@ from PIL import Image
 from jaxdiff import data, features, training, weights
 from jaxdiff.cli import main
 from jaxdiff.configs import imagenet256_dit
+from jaxdiff.data import spec
 from jaxdiff.features import probes, scoring, store
-from jaxdiff.training import export
-from jaxdiff.training.trainer import declare
+from jaxdiff.training import export, parameters
 
 CONFIG = ["--config=imagenet256_dit:tiny", "--config.model.dtype=float32"]
 COUNT = 20
@@ -25,14 +27,18 @@ def run(tmp_path_factory):
     """The folder of a run whose parameters are random, its model and parameters. The blocks are scanned."""
     workdir, config = tmp_path_factory.mktemp("run"), imagenet256_dit.get_config("tiny")
     config.model.dtype = "float32"
-    job = training.build(config)
-    exported = jax.eval_shape(job.method.export, declare(job)[0])
+    run = training.build(config, training.load_data(config))
     rng = np.random.default_rng(0)
     draw = lambda s: jnp.asarray(rng.normal(size=s.shape) * 0.2, jnp.float32)  # noqa: E731
-    state = exported.replace(step=jnp.int32(4), ema=jax.tree.map(draw, exported.ema))
+    params = jax.tree.map(draw, parameters.shapes_of(run.model, run.conditions, run.data.shape))
+    write_run(workdir, config, run.data, params)
+    return workdir, run.model, params
+
+
+def write_run(workdir, config, dataset, params):
     export.write_config(workdir, config)
-    export.write(workdir, state)
-    return workdir, job.model, state.ema
+    spec.write(workdir, dataset)
+    export.write(workdir, params)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +109,14 @@ def test_score_writes_a_table_and_a_heat_map(run, digits, tmp_path, capsys):
     assert out.with_suffix(".png").stat().st_size > 1000
     assert "5 activations x 2 noise levels" in capsys.readouterr().out
     assert main(["features", "score", f"--workdir={run[0]}", *flags]) == 2
-    assert "scores.csv exists; remove it" in capsys.readouterr().err
+    assert "scores.csv exists" in capsys.readouterr().err
+
+
+def test_score_names_a_missing_matplotlib_before_it_computes(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["features", "score", f"--workdir={run[0]}", f"--out={tmp_path / 'scores.csv'}"]) == 2
+    assert 'pip install "jaxdiff[plots]"' in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_noise_statistics_of_the_input_are_those_of_its_formula(run):
@@ -123,18 +136,85 @@ def test_show_draws_an_image_a_row(run, tmp_path, capsys):
     flags = [f"--select=@{tmp_path}/list.json", "--count=3", f"--out={out}"]
     assert main(["features", "show", f"--workdir={run[0]}", *flags]) == 0
     assert "columns from the left: image, in, blocks_0/attention/k" in capsys.readouterr().out
-    with Image.open(out) as picture:
-        assert picture.size == (4 * (3 * 9 + 1), 4 * (3 * 9 + 1))  # 3 x 3 pictures of 8 pixels, enlarged 4 times
+    with Image.open(out) as image:
+        assert image.size == (4 * (3 * 9 + 1), 4 * (3 * 9 + 1))  # 3 x 3 images of 8 pixels, enlarged 4 times
 
 
-def test_pictures_colour_alike_what_is_alike():
+@pytest.fixture
+def away(run, tmp_path):
+    """The workdir of a run on a folder of images that is gone, and its model's parameters."""
+    photos, workdir = tmp_path / "photos", tmp_path / "run"
+    images(photos)
+    config = imagenet256_dit.get_config("tiny")
+    with config.unlocked():
+        config.model.dtype, config.data.source = "float32", "folder"
+        config.data.options = {"path": str(photos), "image_size": 8, "channels": 1}
+    dataset = training.load_data(config)
+    built = training.build(config, dataset)
+    rng = np.random.default_rng(0)
+    shapes = parameters.shapes_of(built.model, built.conditions, dataset.shape)
+    params = jax.tree.map(lambda s: rng.normal(size=s.shape).astype(np.float32) * 0.2, shapes)
+    workdir.mkdir()
+    write_run(workdir, config, dataset, params)
+    shutil.rmtree(photos)
+    return workdir, built.model, params
+
+
+def images(folder, count=6, size=(12, 16)):
+    """A folder of image files, two classes of them."""
+    for i in range(count):
+        pixels = np.random.default_rng(i).integers(0, 256, (*size, 3), np.uint8)
+        (folder / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / "ab"[i % 2] / f"{i}.png")
+
+
+def test_a_run_without_its_data_is_looked_into_by_other_images(away, tmp_path, capsys):
+    workdir, model, params = away
+    given = [f"--workdir={workdir}", "--select=blocks_0/out"]
+    assert main(["features", "catalog", f"--workdir={workdir}"]) == 0
+    for command in (
+        ["show", f"--out={tmp_path}/a.png"],
+        ["extract", f"--out={tmp_path}/f"],
+        ["score", f"--out={tmp_path}/s.csv"],
+    ):
+        assert main(["features", *command, *given]) == 2
+        said = capsys.readouterr().err
+        assert str(tmp_path / "photos") in said and "--images=FILE.npz or --images=FOLDER" in said
+    images(tmp_path / "others", 4)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), np.uint8)
+    np.savez(tmp_path / "others.npz", images=pixels)
+    others = f"--images={tmp_path}/others"
+    assert main(["features", "show", *given, others, "--count=3", f"--out={tmp_path}/a.png"]) == 0
+    assert (tmp_path / "a.png").is_file()
+    assert main(["features", "extract", *given, f"{others}.npz", "--sigma=0.3", f"--out={tmp_path}/f"]) == 0
+    (stored,) = store.read(tmp_path / "f")
+    clean, null = jnp.asarray(pixels / np.float32(127.5) - 1), {"label": jnp.full(5, model.num_classes)}
+    expected = features.extract(model, params, clean, 0, 0.3, null, "blocks_0/out")
+    np.testing.assert_allclose(stored["blocks_0/out"], expected["blocks_0/out"], rtol=0, atol=1e-4)
+    scored = ["--metric=probe", "--sigmas=0.1", "--count=4", f"--out={tmp_path}/s.csv"]
+    assert main(["features", "score", *given, others, *scored]) == 0  # the folder's classes are its labels
+    assert (tmp_path / "s.csv").is_file()
+
+
+def test_images_of_another_shape_are_refused(run, tmp_path, capsys):
+    np.savez(tmp_path / "wide.npz", images=np.zeros((2, 8, 8), np.uint8), captions=np.array(["a"]))
+    np.savez(tmp_path / "none.npz", photos=np.zeros((2, 8, 8), np.uint8))
+    flags = ["--select=in", f"--workdir={run[0]}", f"--out={tmp_path}/a.png"]
+    assert main(["features", "show", f"--images={tmp_path}/none.npz", *flags]) == 2
+    assert "'images'" in capsys.readouterr().err
+    assert main(["features", "show", f"--images={tmp_path}/nowhere", *flags]) == 2
+    assert str(tmp_path / "nowhere") in capsys.readouterr().err
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_images_colour_alike_what_is_alike():
     rng = np.random.default_rng(0)
     kinds = rng.integers(0, 3, (4, 2, 2))
     centres = 3 * rng.normal(size=(3, 6))
-    pictures = features.pca_pictures(centres[kinds] + 0.01 * rng.normal(size=(4, 2, 2, 6)), (4, 4))
-    assert pictures.shape == (4, 4, 4, 3) and np.abs(pictures).max() <= 1
-    np.testing.assert_array_equal(pictures[:, ::2, ::2], pictures[:, 1::2, 1::2])
-    colours = [pictures[:, ::2, ::2, :2][kinds == kind] for kind in range(3)]
+    images = features.pca_images(centres[kinds] + 0.01 * rng.normal(size=(4, 2, 2, 6)), (4, 4))
+    assert images.shape == (4, 4, 4, 3) and np.abs(images).max() <= 1
+    np.testing.assert_array_equal(images[:, ::2, ::2], images[:, 1::2, 1::2])
+    colours = [images[:, ::2, ::2, :2][kinds == kind] for kind in range(3)]
     assert max(np.ptp(c, axis=0).max() for c in colours) < 0.1
     assert min(np.abs(a.mean(0) - b.mean(0)).max() for a, b in itertools.pairwise(colours)) > 0.5
 
@@ -142,20 +222,21 @@ def test_pictures_colour_alike_what_is_alike():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["shwo"], "features needs one of catalog, extract, score, show, got 'shwo' (did you mean 'show'?)"),
-        (["show"], "give --workdir=FOLDER"),
-        (["show", "--workdir=/none/here", "--select=in"], "there is no config.json"),
-        (["show", *CONFIG], 'give --select="PATTERNS"'),
-        (["show", *CONFIG, "--workdir=x"], "a run or --config=FILE, not both"),
-        (["show", *CONFIG, "--select=blocks_0/atention/q"], "near it are blocks_0/attention/q"),
-        (["show", *CONFIG, "--select=**/map"], "none of blocks_0/attention/map, blocks_1/attention/map lies over the image"),
-        (["show", *CONFIG, "--select=in"], "--config.train.init_from=FILE of public weights"),
-        (["show", *CONFIG, "--select=in", "--sigma=0"], "sigma must be positive"),
-        (["show", *CONFIG, "--select=in", "--out=a.jpg"], "--out must end in .png, got 'a.jpg'"),
-        (["extract", *CONFIG, "--select=in"], "a new or empty folder, --out=FOLDER, got ''"),
-        (["extract", *CONFIG, "--select=in", "--out=f", "--dtype=int8"], "unknown dtype 'int8'"),
-        (["score", *CONFIG, "--metric=nrs"], "unknown metric 'nrs' (did you mean 'nsr'?)"),
-        (["score", *CONFIG, "--sigmas=0.1;2"], "--sigmas is a list of noise levels such as 0.1,0.2, got '0.1;2'"),
+        (["shwo"], "did you mean 'show'"),
+        (["show"], "--workdir=FOLDER"),
+        (["show", "--workdir=/none/here", "--select=in"], "config.json"),
+        (["show", *CONFIG], '--select="PATTERNS"'),
+        (["show", *CONFIG, "--workdir=x"], "not both"),
+        (["show", *CONFIG, "--select=blocks_0/atention/q"], "blocks_0/attention/q"),
+        (["show", *CONFIG, "--select=**/map"], "blocks_0/attention/map, blocks_1/attention/map"),
+        (["show", *CONFIG, "--select=in"], "--config.train.init_from=FILE"),
+        (["show", *CONFIG, "--select=in", "--sigma=0"], "sigma"),
+        (["show", *CONFIG, "--select=in", "--out=a.jpg"], ".png, got 'a.jpg'"),
+        (["show", *CONFIG, "--select=in", "--images=gs://bucket/x"], "--images=gs://bucket/x"),
+        (["extract", *CONFIG, "--select=in"], "--out=FOLDER, got ''"),
+        (["extract", *CONFIG, "--select=in", "--out=f", "--dtype=int8"], "dtype 'int8'"),
+        (["score", *CONFIG, "--metric=nrs"], "did you mean 'nsr'"),
+        (["score", *CONFIG, "--sigmas=0.1;2"], "got '0.1;2'"),
     ],
 )  # fmt: skip
 def test_mistakes_get_one_readable_line_and_nothing_is_written(arguments, message, capsys, tmp_path, monkeypatch):

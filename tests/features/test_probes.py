@@ -208,7 +208,7 @@ def test_a_stream_is_extraction_whatever_the_batches():
     params = jax.jit(model.init)(jax.random.key(0), x0, jnp.ones(6), {"label": label})["params"]
     batches = [{"image": x0[i : i + 4], "label": label[i : i + 4]} for i in (0, 4)]
     options = {"select": ["embedded", "blocks_0/mlp/inner"], "dtype": jnp.float32}
-    parts = list(store.stream(model, params, batches, 5, 0.3, conditions=("label",), **options))
+    parts = list(features.stream(model, params, batches, 5, 0.3, conditions=("label",), **options))
     whole = features.extract(model, params, x0, 5, 0.3, {"label": label}, **options)
     assert [len(part["embedded"]) for part in parts] == [4, 2]
     for name, value in whole.items():
@@ -221,18 +221,18 @@ def test_a_stream_is_extraction_whatever_the_batches():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda d: probes.linear_probe((np.zeros((3, 2)), [0, 1, 1]), (np.zeros((2, 3)), [0, 1])), ValueError, r"equal features, got \(3, 2\) with \(3,\) labels"),
-        (lambda d: probes.pck(np.zeros((1, 2, 2)), np.zeros((1, 2, 2)), 1, visible=[[0, 0]]), ValueError, "no visible keypoint"),
-        (lambda d: probes.confusion([0, 1], [0, 7], 3), ValueError, "label 7 is none of 3 classes; unlabelled pixels are 255"),
-        (lambda d: probes.confusion([0, 1], [0], 3), ValueError, "differ in size: 2 and 1"),
-        (lambda d: probes.fit_pixels(np.zeros((4, 4, 2)), np.zeros((8, 8)), 2), ValueError, "16 pixels have 64 labels; resize the masks"),
-        (lambda d: probes.fit_pixels(np.zeros((2, 2)), np.full(2, 255), 2), ValueError, "nothing to learn from"),
-        (lambda d: probes.fit_dense({"a": np.zeros((2, 4, 4, 1))}, np.zeros((3, 4, 4)), 2), ValueError, "a has 2 images and there are 3 masks"),
-        (lambda d: store.write(d, [], shard=2), ValueError, "there are no features to store"),
-        (lambda d: store.write(d.parent.parent, []), ValueError, "a new or empty folder"),
-        (lambda d: store.write(d, [{"a": np.zeros((1, 2))}, {"a": np.zeros((1, 3))}]), ValueError, r"or of other shapes"),
-        (lambda d: next(store.read(d)), FileNotFoundError, "no features at .*index.json"),
-        (lambda d: next(store.read(store.write(d, [{"a": np.zeros(2)}]), ["b"])), ValueError, "has no 'b'; it has a"),
+        (lambda d: probes.linear_probe((np.zeros((3, 2)), [0, 1, 1]), (np.zeros((2, 3)), [0, 1])), ValueError, r"\(3, 2\) with \(3,\) labels"),
+        (lambda d: probes.pck(np.zeros((1, 2, 2)), np.zeros((1, 2, 2)), 1, visible=[[0, 0]]), ValueError, "visible keypoints"),
+        (lambda d: probes.confusion([0, 1], [0, 7], 3), ValueError, "label 7.*3 classes"),
+        (lambda d: probes.confusion([0, 1], [0], 3), ValueError, "2 and 1"),
+        (lambda d: probes.fit_pixels(np.zeros((4, 4, 2)), np.zeros((8, 8)), 2), ValueError, "16 pixels.*64 labels"),
+        (lambda d: probes.fit_pixels(np.zeros((2, 2)), np.full(2, 255), 2), ValueError, "every pixel is labelled 255"),
+        (lambda d: probes.fit_dense({"a": np.zeros((2, 4, 4, 1))}, np.zeros((3, 4, 4)), 2), ValueError, "a has 2 images.*3 masks"),
+        (lambda d: store.write(d, [], shard=2), ValueError, "no features"),
+        (lambda d: store.write(d.parent.parent, []), ValueError, "empty folder"),
+        (lambda d: store.write(d, [{"a": np.zeros((1, 2))}, {"a": np.zeros((1, 3))}]), ValueError, r"shapes"),
+        (lambda d: next(store.read(d)), FileNotFoundError, "index.json"),
+        (lambda d: next(store.read(store.write(d, [{"a": np.zeros(2)}]), ["b"])), ValueError, "'b'.*a"),
     ],
 )  # fmt: skip
 def test_bad_input_says_what_to_do(call, error, message, tmp_path):

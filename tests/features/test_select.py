@@ -94,7 +94,7 @@ def test_the_filter_gives_a_reason_for_all_it_drops():
         "up1/q": "first module of its resolution", "up1/out": "first module of its resolution",
         "up2/q": "self_q below the finest attention",
         "up4/out": "first module of its resolution",
-        "up5/map": "self_map does not lie over the image",
+        "up5/map": "self_map has no spatial grid",
     }  # fmt: skip
     assert features.Filter().keep(TABLE) == ("up2/c", "up3/q", "up5/out")
 
@@ -167,12 +167,12 @@ def test_gains_within_their_error_are_not_taken():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: features.compare(TABLE, [], additive), r"needs candidates and 2 seeds or more, got 0 and 3"),
+        (lambda: features.compare(TABLE, [], additive), r"candidates.*got 0 and 3"),
         (lambda: features.compare(TABLE, ["up2/c"], additive, seeds=[0]), r"got 1 and 1"),
-        (lambda: features.noise_to_signal(np.zeros((5, 1, 2, 2, 3))), r"2 images and 2 draws or more, got 5 and 1"),
-        (lambda: features.noise_leak(np.zeros((4, 1, 3, 3, 2)), np.zeros((4, 1, 8, 8, 2))), r"on a multiple of the grid, got features \(4, 1, 3, 3, 2\)"),
-        (lambda: features.locality(np.zeros((1, 8, 8, 2)), np.zeros((1, 8, 8), int)), r"no pixel has both a neighbour of another part"),
-        (lambda: features.neighbour_locality(np.zeros((1, 2, 2, 1))), r"a grid of 2x2 has 1 to 3 neighbours per token, got count=8"),
+        (lambda: features.noise_to_signal(np.zeros((5, 1, 2, 2, 3))), r"2 draws.*got 5 and 1"),
+        (lambda: features.noise_leak(np.zeros((4, 1, 3, 3, 2)), np.zeros((4, 1, 8, 8, 2))), r"got features \(4, 1, 3, 3, 2\)"),
+        (lambda: features.locality(np.zeros((1, 8, 8, 2)), np.zeros((1, 8, 8), int)), r"neighbour of another part"),
+        (lambda: features.neighbour_locality(np.zeros((1, 2, 2, 1))), r"2x2.*got count=8"),
     ],
 )  # fmt: skip
 def test_bad_input_says_what_is_needed(call, message):

@@ -1,4 +1,4 @@
-"""Control, classes as tokens and padded texts: the formulas, then every network that takes them.
+"""Control, class tokens and padded text: the formulas, then every network that takes them.
 
 Properties of the method are tested against closed forms and against implementations of this file's own. Elsewhere:
 guidance of control in test_denoisers.py; noise and positions at other resolutions in training/test_resolution.py; zero
@@ -15,9 +15,24 @@ import numpy as np
 import pytest
 from jax import export
 
-from jaxdiff import denoisers, models
-from jaxdiff.models import MDT, DiT, LatentUNet, MMDiT, PixArt, UNet, conditioning, dit, layers, mmdit
-from jaxdiff.models.conditioning import CONTROLS, Control, ControlEmbed, pad_text
+from jaxdiff import models, schedules
+from jaxdiff.conventions import DDPM, EDM, Flow
+from jaxdiff.models import (
+    MDT,
+    DiT,
+    LatentUNet,
+    MMDiT,
+    PixArt,
+    UNet,
+    attention,
+    conditioning,
+    dit,
+    mmdit,
+    stacks,
+    transformer,
+)
+from jaxdiff.models.conditioning import Control, ControlEmbed
+from jaxdiff.models.padding import pad_text, padding
 
 CONTROL = {
     "original_size": jnp.array([[51.0, 7.0], [300.0, 64.0]]),
@@ -25,7 +40,7 @@ CONTROL = {
     "flip": jnp.array([0.0, 1.0]),
     "aspect": jnp.array([1.5, 0.7]),
 }
-COND = {"label": jnp.array([0, 2]), "control": CONTROL}
+COND = {"label": jnp.array([0, 2]), **CONTROL}
 
 
 def random_params(shapes, seed=0):
@@ -49,35 +64,37 @@ TABLE = {  # of power_inside_1mu by alpha, at u = 0, 0.1, 0.25, 0.5, 0.75, 0.9, 
 @pytest.mark.parametrize("kind", ["power_inside_1mu", "power_outside", "power_inside_u"])
 def test_gamma_falls_from_one_at_clean_data_to_zero_at_pure_noise(kind, alpha):
     u = np.array([0, 0.1, 0.25, 0.5, 0.75, 0.9, 1], np.float32)
-    gamma = Control("flow", gamma=kind, alpha=alpha).weight(jnp.asarray(1000 * u))
+    gamma = Control(Flow(), gamma=kind, alpha=alpha).weight(jnp.asarray(1000 * u))
     assert gamma.dtype == jnp.float32 and gamma[0] == 1 and gamma[-1] == 0
     assert (np.diff(gamma) <= 0).all()
     if kind == "power_inside_1mu" or alpha == 1:
         np.testing.assert_allclose(gamma, TABLE[alpha], atol=1e-4)
     if kind == "power_inside_1mu":
         half = 1000 * (1 - 2 ** (-1 / alpha))
-        np.testing.assert_allclose(Control("flow", alpha=alpha).weight(jnp.array([half])), 0.5, atol=1e-5)
+        np.testing.assert_allclose(Control(Flow(), alpha=alpha).weight(jnp.array([half])), 0.5, atol=1e-5)
 
 
-def test_time_is_read_off_the_noise_label_that_each_wrapper_gives():
+def test_progress_is_read_off_the_noise_label_that_each_convention_gives():
     """sigma where the three conventions agree on how far it is, and the ends."""
     seen = {}
 
-    def network(name):
-        return lambda x, label, cond: seen.setdefault(name, label) * 0 + x
+    def network(convention):
+        return lambda x, label, cond: seen.setdefault(convention, label) * 0 + x
 
     sigma = jnp.array([0.02, 0.5, 30.0])
-    denoisers.edm(network("edm"), 0.5)(jnp.zeros((3,)), sigma)
-    denoisers.flow(network("flow"))(jnp.zeros((3,)), sigma)
-    denoisers.ddpm(network("ddpm"), denoisers.linear_abar())(jnp.zeros((3,)), sigma)
-    found = {name: Control(name, gamma="power_outside", alpha=1).weight(label) for name, label in seen.items()}
+    for convention in (EDM(0.5), Flow(), DDPM("linear")):
+        convention(network(convention))(jnp.zeros((3,)), sigma)
+    found = {
+        type(convention).__name__: Control(convention, gamma="power_outside", alpha=1).weight(label)
+        for convention, label in seen.items()
+    }
     cosine = lambda u: (1 + np.cos(np.pi * u)) / 2  # noqa: E731
-    np.testing.assert_allclose(found["edm"], cosine(2 / np.pi * np.arctan(sigma / 0.5)), atol=1e-6)
-    np.testing.assert_allclose(found["flow"], cosine(sigma / (1 + sigma)), atol=1e-6)
-    steps = np.interp(np.log(sigma), np.log(denoisers.sigma_table(denoisers.linear_abar())), np.arange(1000))
-    np.testing.assert_allclose(found["ddpm"], cosine(steps / 999), atol=1e-5)
-    assert Control("ddpm").weight(jnp.array([999.0])) == 0 and Control("ddpm").weight(jnp.array([0.0])) == 1
-    assert Control("ddpm").weight(jnp.array([1001.0])) == 0  # not nan
+    np.testing.assert_allclose(found["EDM"], cosine(2 / np.pi * np.arctan(sigma / 0.5)), atol=1e-6)
+    np.testing.assert_allclose(found["Flow"], cosine(sigma / (1 + sigma)), atol=1e-6)
+    steps = np.interp(np.log(sigma), np.log(schedules.sigma_table(schedules.linear_alpha_bar())), np.arange(1000))
+    np.testing.assert_allclose(found["DDPM"], cosine(steps / 999), atol=1e-5)
+    assert Control(DDPM()).weight(jnp.array([999.0])) == 0 and Control(DDPM()).weight(jnp.array([0.0])) == 1
+    assert Control(DDPM()).weight(jnp.array([1001.0])) == 0  # not nan
 
 
 # ------------------------------------------------------------------------------------ the embedding
@@ -86,10 +103,10 @@ def test_time_is_read_off_the_noise_label_that_each_wrapper_gives():
 @functools.cache
 def embed(gamma="power_inside_1mu"):
     """A ControlEmbed of 6 features with random parameters: (noise labels, control) -> [2 6], and them."""
-    module = ControlEmbed(6, Control("ddpm", gamma=gamma, alpha=2.0))
-    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros(2), {"control": CONTROL}))["params"]
+    module = ControlEmbed(6, Control(DDPM(), gamma=gamma, alpha=2.0))
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros(2), CONTROL))["params"]
     params = random_params(shapes)
-    run = jax.jit(lambda t, control: module.apply({"params": params}, jnp.asarray(t), {"control": control}))
+    run = jax.jit(lambda t, control: module.apply({"params": params}, jnp.asarray(t), control))
     return run, params
 
 
@@ -125,7 +142,7 @@ def test_the_embedding_is_that_of_the_equations():
     run, params = embed()
     t = np.array([100.0, 400.0], np.float32)
     np.testing.assert_allclose(run(t, CONTROL), by_hand(params, t, CONTROL, cosine2), atol=2e-4)  # sines of 300 in f32
-    for name in CONTROLS:
+    for name in CONTROL:
         free = {**CONTROL, name: jnp.full_like(CONTROL[name], conditioning.UNKNOWN)}
         wanted = by_hand(params, t, free, cosine2)
         np.testing.assert_allclose(run(t, free), wanted, atol=2e-4)
@@ -150,15 +167,15 @@ def test_low_level_control_acts_by_gamma_and_the_constant_form_fully():
 
 # ------------------------------------------------------------------------------------ networks
 
-DDPM = Control("ddpm", alpha=2.0)
-VIT = {"channels": 2, "width": 8, "heads": 2, "num_classes": 3, "control": DDPM}
+TIMED = Control(DDPM(), alpha=2.0)
+VIT = {"channels": 2, "width": 8, "heads": 2, "num_classes": 3, "control": TIMED}
 SMALL = {
-    "unet": UNet(4, 2, 8, (1,), 1, (), num_classes=3, control=DDPM),
+    "unet": UNet(4, 2, 8, (1,), 1, (), num_classes=3, control=TIMED),
     "latent_unet": LatentUNet(
-        2, 8, (1,), 1, (0,), 1, heads=2, groups=2, text_dim=6, num_classes=3, class_tokens=2, control=DDPM
+        2, 8, (1,), 1, (0,), 1, heads=2, groups=2, text_dim=6, num_classes=3, class_tokens=2, control=TIMED
     ),
-    "dit": DiT(**VIT, depth=1, learn_variance=False, semantic="token", class_tokens=2),
-    "mdt": MDT(**VIT, depth=3, decoder=1, learn_variance=False, semantic="cross", mask_ratio=()),
+    "dit": DiT(**VIT, depth=1, learn_variance=False, label_conditioning="token", class_tokens=2),
+    "mdt": MDT(**VIT, depth=3, decoder=1, learn_variance=False, label_conditioning="cross", mask_ratio=()),
     "pixart": PixArt(**VIT, depth=1, learn_variance=False, class_tokens=2),
     "mmdit": MMDiT(**VIT, depth=2, qk_norm=False),
 }
@@ -168,7 +185,7 @@ T = jnp.array([0.0, 300.0])
 
 def modulations(module, _):
     """What carries c into the blocks."""
-    return isinstance(module, layers.Modulation) or module.name in ("embed", "affine")
+    return isinstance(module, transformer.Modulation) or module.name in ("embed", "affine")
 
 
 @functools.cache
@@ -192,8 +209,8 @@ def network(name):
     return (lambda x, t, cond, params=params: run(x, t, cond, params)), params, run
 
 
-def told(**changes):
-    return {**COND, "control": {**CONTROL, **changes}}
+def cond_with(**changes):
+    return {**COND, **changes}
 
 
 NAMES = [name if name == "dit" else pytest.param(name, marks=pytest.mark.slow) for name in SMALL]
@@ -224,7 +241,7 @@ def test_every_network_hears_of_size_by_gamma_and_of_the_class_by_attention(name
     pure = run(X, noise, COND)[1]
     changes = {key: value + 1 if key != "flip" else 1 - value for key, value in CONTROL.items()}
     for key, value in changes.items():
-        late, early = run(X, T, told(**{key: value}))[1], run(X, noise, told(**{key: value}))[1]
+        late, early = run(X, T, cond_with(**{key: value}))[1], run(X, noise, cond_with(**{key: value}))[1]
         assert np.abs(late - out).max() > 1e-5, key
         if key == "original_size":
             np.testing.assert_array_equal(early, pure)
@@ -243,7 +260,7 @@ def test_every_network_hears_of_size_by_gamma_and_of_the_class_by_attention(name
 def test_text_reaches_a_network_by_attention_alone(name):
     model = SMALL[name].clone(num_classes=0, text_dim=6, **({"pooled_dim": 0} if name == "mmdit" else {}))
     texts = jax.random.normal(jax.random.key(8), (2, 2, 3, 6))
-    cond = {"text": texts[0], "control": CONTROL}
+    cond = {"text": texts[0], **CONTROL}
     params = random_params(jax.eval_shape(lambda: model.init(jax.random.key(0), X, T, cond))["params"])
 
     @jax.jit
@@ -265,13 +282,13 @@ def test_at_the_start_control_changes_nothing(name):
     zeroed = {part: jax.tree.map(jnp.zeros_like, embed[part]) for part in ("high_out", "low_out")}
     start = {**params, "control_embed": {**embed, **zeroed}}
     plain = {key: value for key, value in params.items() if key != "control_embed"}
-    bare = jax.jit(models.network(SMALL[name].clone(control=None), plain))(X, T, {"label": COND["label"]})
-    for cond in (COND, told(flip=jnp.ones(2), crop=-CONTROL["crop"])):
+    bare = jax.jit(models.bind(SMALL[name].clone(control=None), plain))(X, T, {"label": COND["label"]})
+    for cond in (COND, cond_with(flip=jnp.ones(2), crop=-CONTROL["crop"])):
         np.testing.assert_allclose(run(X, T, cond, start)[1], bare, atol=1e-5)
 
 
 def test_the_last_layers_of_control_start_at_zero():
-    module = ControlEmbed(6, DDPM)
+    module = ControlEmbed(6, TIMED)
     out, variables = jax.jit(lambda: module.init_with_output(jax.random.key(0), T, COND))()
     np.testing.assert_array_equal(out, 0)
     for part in ("high_out", "low_out"):
@@ -287,10 +304,10 @@ def test_a_block_with_cross_attention_starts_as_the_identity():
 
 
 def test_scanned_blocks_attend_to_the_class_as_unrolled_ones():
-    model = SMALL["dit"].clone(depth=2, semantic="cross")
+    model = SMALL["dit"].clone(depth=2, label_conditioning="cross")
     params = random_params(jax.eval_shape(lambda: model.init(jax.random.key(0), X, T, COND))["params"])
-    out = jax.jit(models.network(model, params))(X, T, COND)
-    scanned = jax.jit(models.network(model.clone(scan=True, remat=True), layers.stack_blocks(params, 2)))(X, T, COND)
+    out = jax.jit(models.bind(model, params))(X, T, COND)
+    scanned = jax.jit(models.bind(model.clone(scan=True, remat=True), stacks.stack_blocks(params, 2)))(X, T, COND)
     np.testing.assert_allclose(scanned, out, rtol=1e-4, atol=1e-5)
 
 
@@ -315,7 +332,7 @@ LDM = 400_920_579 + 1001 * 512  # LDM-4-G, and its table of classes
 @pytest.mark.parametrize(
     ("model", "side", "expected"),
     [
-        (DiT(semantic="token"), 32, 674_834_720),  # the published table, used in another place
+        (DiT(label_conditioning="token"), 32, 674_834_720),  # the published table, used in another place
         (LatentUNet(3, 192, (1, 2, 3, 5), 2, (0, 1, 1, 1), heads=1, text_dim=512, num_classes=1000), 64, LDM),
     ],
     ids=["dit", "ldm"],
@@ -347,7 +364,7 @@ def test_joint_attention_does_not_know_which_stream_comes_first():
     np.testing.assert_allclose(taps["tap:image/attention"], wanted, atol=1e-5)
 
 
-# ------------------------------------------------------------------------------------ texts
+# ------------------------------------------------------------------------------------ text
 
 TEXT = jax.random.normal(jax.random.key(5), (10, 400))
 
@@ -369,15 +386,15 @@ def test_a_batch_of_texts_is_padded_where_its_mask_ends_and_loses_it():
     mask = np.arange(10) < np.array([[3], [10]])
     cond = {"text": jnp.stack([TEXT, TEXT + 1]), "text_mask": mask, "label": jnp.zeros(2)}
     keys = jax.random.split(jax.random.key(0), 2)
-    out = jax.jit(conditioning.padding("noisy", 0.5))(cond, keys)
+    out = jax.jit(padding("noisy", 0.5))(cond, keys)
     assert set(out) == {"text", "label"}
     np.testing.assert_allclose(out["text"][0], pad_text(TEXT, 3, 10, "noisy", 0.5, keys[0]), atol=1e-6)
     np.testing.assert_array_equal(out["text"][1], TEXT + 1)
-    assert conditioning.padding("zero")(None, keys) is None
+    assert padding("zero")(None, keys) is None
 
 
 def test_cross_attention_does_not_count_copies_and_joint_attention_does():
-    cross, block = layers.CrossAttention(2), mmdit.Block(2, last=True)
+    cross, block = attention.CrossAttention(2), mmdit.Block(2, last=True)
     x, text = jax.random.normal(jax.random.key(4), (2, 5, 8)), jax.random.normal(jax.random.key(6), (2, 3, 8))
     joint = lambda text: ({"image": x, "text": text, "mask": None}, jnp.ones((2, 8)))  # noqa: E731
     of_cross, of_joint = (
@@ -398,12 +415,26 @@ def test_cross_attention_does_not_count_copies_and_joint_attention_does():
 # ------------------------------------------------------------------------------------ defaults and messages
 
 
-def test_samples_are_told_that_they_are_whole_pictures():
-    found = conditioning.default_control(DDPM, (6, 9, 3))
+def test_samples_are_conditioned_on_whole_images():
+    found = conditioning.default_control(SMALL["dit"].signals(), (6, 9, 3))
     wanted = {"original_size": [6, 9], "crop": [0, 0], "flip": [0], "aspect": [1.5]}
     assert {key: list(value) for key, value in found.items()} == wanted
-    found = conditioning.default_control(Control("edm", ("flip", "aspect")), (6, 9, 3), original_size=(8, 4), flip=1)
+    fewer = SMALL["dit"].clone(control=Control(EDM(), ("flip", "aspect"))).signals()
+    found = conditioning.default_control(fewer, (6, 9, 3), original_size=(8, 4), flip=1)
     assert {key: list(value) for key, value in found.items()} == {"flip": [1], "aspect": [0.5]}
+    assert conditioning.default_control(SMALL["dit"].clone(control=None).signals(), (6, 9, 3)) == {}
+
+
+def test_published_forms_of_control_count_pixels_not_latents():
+    pixart = SMALL["pixart"].clone(control=None, size_embed=True).signals()
+    found = conditioning.default_control(pixart, (6, 9, 4))
+    assert {key: value.tolist() for key, value in found.items()} == {
+        "original_size": [48, 72],
+        "aspect_ratio": [np.float32(48 / 72)],  # height / width, where aspect is width / height
+    }
+    sdxl = SMALL["latent_unet"].clone(control=None, sizes=6).signals()
+    found = conditioning.default_control(sdxl, (6, 9, 4), original_size=(100, 200), crop=(3, 4))
+    assert {key: value.tolist() for key, value in found.items()} == {"sizes": [100, 200, 3, 4, 48, 72]}
 
 
 def start(name, cond=COND, **changes):
@@ -413,30 +444,29 @@ def start(name, cond=COND, **changes):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Control("vp"), r"unknown time of control 'vp'; choose one of edm, ddpm, flow"),
-        (lambda: Control("edm", gamma="cosine"), r"unknown gamma of control 'cosine'.*power_inside_1mu.*constant, none"),
-        (lambda: Control("edm", keys=("flop",)), r"unknown control 'flop' \(did you mean 'flip'\?\)"),
-        (lambda: Control("edm", keys=()), r"control needs keys, a tuple of some of crop, flip, aspect, original_size"),
-        (lambda: Control("edm", alpha=0.0), r"alpha.*must be positive, got 0.0"),
-        (lambda: models.build("dit", control={"time": "edm", "alfa": 2.0}), r"unknown field of control 'alfa' \(did you mean 'alpha'"),
-        (lambda: start("dit", told(size=jnp.ones((2, 2)))), r"unknown control 'size': this network takes 'crop': \[b, 2\], 'flip': \[b, 1\]"),
-        (lambda: start("mmdit", told(crop=jnp.ones(2))), r"cond\['control'\]\['crop'\] must have shape \[2, 2\], got \(2,\)"),
-        (lambda: start("unet", {"control": jnp.ones((2, 2))}), r"cond\['control'\] is a dict with any of .*'crop'.*got \(2, 2\)"),
-        (lambda: start("unet", augment_dim=9), r"UNet takes control or its published form, augment_dim=9; set one of them"),
-        (lambda: start("pixart", size_embed=True), r"PixArt takes control or its published form, size_embed=True"),
-        (lambda: start("latent_unet", sizes=6), r"LatentUNet takes control or its published form, sizes=6"),
-        (lambda: start("dit", control=None), r"DiT has no use for cond\['control'\]; it takes label"),
-        (lambda: start("dit", semantic="cros"), r"unknown semantic 'cros' \(did you mean 'cross'\?\)"),
-        (lambda: start("mdt", semantic="token"), r"semantic is 'adaln' or 'cross', got 'token'"),
-        (lambda: start("pixart", {"text": jnp.ones((2, 3, 4096))}), r"PixArt has no use for cond\['text'\]; it takes label, control"),
-        (lambda: start("mmdit", class_tokens=0), r"class_tokens.*at least 1, got 0"),
-        (lambda: conditioning.default_control(DDPM, (6, 9), crop=(1,)), r"crop of a sample is 2 numbers, got \(1,\)"),
-        (lambda: pad_text(TEXT, 0, 12), r"a text of 0 of 10 tokens cannot fill 12 slots"),
-        (lambda: pad_text(TEXT, 11, 12), r"a text of 11 of 10 tokens cannot fill 12 slots"),
-        (lambda: pad_text(TEXT, 10, 8), r"no more than slots; cut it, or give more slots"),
-        (lambda: pad_text(TEXT, 10, 12), r"noisy padding draws noise: give key="),
-        (lambda: pad_text(TEXT, 10, 12, "copy"), r"unknown text padding 'copy'; choose one of zero, replicate, noisy"),
-        (lambda: conditioning.padding("zero")({"text": TEXT[None]}, None), r"needs cond\['text_mask'\] \[b, l\]"),
+        (lambda: Control(EDM(), gamma="cosine"), r"'cosine'.*power_inside_1mu.*constant, none"),
+        (lambda: Control(EDM(), keys=("flop",)), r"'flop'.*did you mean 'flip'"),
+        (lambda: Control(EDM(), keys=()), r"keys.*crop, flip, aspect, original_size"),
+        (lambda: Control(EDM(), alpha=0.0), r"alpha.*got 0.0"),
+        (lambda: models.build("dit", control={"convention": EDM(), "alfa": 2.0}), r"'alfa'.*did you mean 'alpha'"),
+        (lambda: start("dit", cond_with(size=jnp.ones((2, 2)))), r"DiT.*'size'.*label, crop, flip, aspect, original_size"),
+        (lambda: start("mmdit", cond_with(crop=jnp.ones(2))), r"'crop'.*\[2, 2\], got \(2,\)"),
+        (lambda: start("unet", {"control": jnp.ones((2, 2))}), r"UNet.*'control'.*label, .*crop"),
+        (lambda: start("unet", augment_dim=9), r"UNet.*augment_dim=9"),
+        (lambda: start("pixart", size_embed=True), r"PixArt.*size_embed=True"),
+        (lambda: start("latent_unet", sizes=6), r"LatentUNet.*sizes=6"),
+        (lambda: start("dit", control=None), r"DiT.*'(original_size|crop|flip|aspect)'.*label\n"),
+        (lambda: start("dit", label_conditioning="cros"), r"'cros'.*did you mean 'cross'"),
+        (lambda: start("mdt", label_conditioning="token"), r"'adaln'.*'cross', got 'token'"),
+        (lambda: start("pixart", {"text": jnp.ones((2, 3, 4096))}), r"PixArt.*'text'.*label, crop"),
+        (lambda: start("mmdit", class_tokens=0), r"class_tokens.*got 0"),
+        (lambda: conditioning.default_control(SMALL["dit"].signals(), (6, 9), crop=(1,)), r"crop.*2 numbers, got \[1.0\]"),
+        (lambda: pad_text(TEXT, 0, 12), r"0 of 10.*12"),
+        (lambda: pad_text(TEXT, 11, 12), r"11 of 10.*12"),
+        (lambda: pad_text(TEXT, 10, 8), r"10 of 10.*8"),
+        (lambda: pad_text(TEXT, 10, 12), r"noisy.*key="),
+        (lambda: pad_text(TEXT, 10, 12, "copy"), r"'copy'.*zero, replicate, noisy"),
+        (lambda: padding("zero")({"text": TEXT[None]}, jax.random.split(jax.random.key(0), 1)), r"'text_mask'\] \[b, l\]"),
     ],
 )  # fmt: skip
 def test_bad_input_says_what_to_do(call, message):

@@ -1,4 +1,4 @@
-"""`layers.loop_conv` against XLA's own convolution: values, gradients, transformations, platforms."""
+"""`convolution.loop_conv` against XLA's own convolution: values, gradients, transformations, platforms."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdiff import models
-from jaxdiff.models import UNet, layers
+from jaxdiff.models import UNet, convolution
 
 LAYOUT = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
 SAME = ((1, 1), (1, 1))
@@ -35,7 +35,7 @@ def reference(x, kernel, padding=SAME):
 
 
 def ours(x, kernel, padding=SAME):
-    return layers.loop_conv(x, kernel, (1, 1), padding, **LAYOUT)
+    return convolution.loop_conv(x, kernel, (1, 1), padding, **LAYOUT)
 
 
 def loss(conv, padding=SAME):
@@ -139,7 +139,7 @@ def test_other_convolutions_are_passed_on(strides, options):
     """Unchanged to the bit, and forward mode is XLA's own."""
     x, kernel = arrays()
     kernel = kernel[:, :, :1].repeat(3, 3)[..., :6] if "feature_group_count" in options else kernel
-    convs = [partial(conv, **LAYOUT, **options) for conv in (layers.loop_conv, jax.lax.conv_general_dilated)]
+    convs = [partial(conv, **LAYOUT, **options) for conv in (convolution.loop_conv, jax.lax.conv_general_dilated)]
     both = [jax.jvp(lambda x, k, conv=conv: conv(x, k, strides, SAME), (x, kernel), (x, kernel)) for conv in convs]
     for a, b in zip(*both, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -160,7 +160,7 @@ def test_which_platform_gets_which_gradient(platform, products):
 
 
 def test_a_unet_has_the_same_gradients_either_way():
-    model = UNet(resolution=4, width=8, multipliers=(1,), blocks=1, attention=())
+    model = UNet(resolution=4, width=8, channel_mult=(1,), blocks=1, attention=())
     x = jax.random.normal(jax.random.key(0), (2, 4, 4, 3))
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), x, jnp.ones(2)))["params"]
     rng = np.random.default_rng(0)
@@ -168,7 +168,7 @@ def test_a_unet_has_the_same_gradients_either_way():
 
     def slopes(loop):
         network = model.clone(loop=loop)
-        mean = lambda p: jnp.square(models.network(network, p)(x, jnp.ones(2)) - x).mean()  # noqa: E731
+        mean = lambda p: jnp.square(models.bind(network, p)(x, jnp.ones(2)) - x).mean()  # noqa: E731
         return jax.jit(jax.value_and_grad(mean))(params)
 
     (value, found), (wanted_value, wanted) = slopes(True), slopes(False)

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdiff import denoisers, models, solvers
-from jaxdiff.features import costs
-from jaxdiff.models import DiT, MMDiT, UNet, dit, layers, mmdit
+from jaxdiff import denoisers, flops, models, solvers
+from jaxdiff.models import DiT, MMDiT, UNet, attention, convolution, dit, embeddings, mmdit, stacks, taps, transformer
 
 TEXT = {"text": jnp.zeros((1, 7, 2048)), "pooled": jnp.zeros((1, 2048))}
 
@@ -24,7 +23,7 @@ def count(model, side, channels, cond=None):
 ADM64 = {
     "resolution": 64,
     "width": 192,
-    "multipliers": (1, 2, 3, 4),
+    "channel_mult": (1, 2, 3, 4),
     "blocks": 3,
     "attention": (32, 16, 8),
     "style": "adm",
@@ -36,7 +35,7 @@ ADM64 = {
     [
         (UNet(augment_dim=9), 32, 55_733_891),
         (UNet(augment_dim=9, num_classes=10), 32, 55_735_299),
-        (UNet(resolution=64, multipliers=(1, 2, 2, 2), augment_dim=9), 64, 61_805_571),
+        (UNet(resolution=64, channel_mult=(1, 2, 2, 2), augment_dim=9), 64, 61_805_571),
         (UNet(augment_dim=9, style="ncsnpp"), 32, 56_397_827 + 128),  # + its constant frequencies
         (UNet(**ADM64, num_classes=1000), 64, 295_899_267),
     ],
@@ -76,7 +75,7 @@ def test_mmdit_small_sizes_and_sd3_medium():
 
 # ------------------------------------------------------------------------------------ small models to run
 
-SMALL_UNET = {"resolution": 8, "width": 16, "multipliers": (1, 2), "blocks": 1, "attention": (4,), "num_classes": 5}
+SMALL_UNET = {"resolution": 8, "width": 16, "channel_mult": (1, 2), "blocks": 1, "attention": (4,), "num_classes": 5}
 SMALL_VIT = {"depth": 3, "width": 32, "heads": 4}
 SMALL = {
     "ddpmpp": (UNet(**SMALL_UNET, augment_dim=9), 3),
@@ -115,7 +114,7 @@ def test_networks_start_at_zero_output(name):
 @pytest.mark.parametrize("name", SMALL)
 def test_every_network_solves_with_every_condition_used(name, count_traces):
     model, params, x, cond = make(name)
-    apply = count_traces(models.network(model, params))
+    apply = count_traces(models.bind(model, params))
 
     @jax.jit
     def sample(x, cond):
@@ -136,7 +135,7 @@ def test_networks_vmap_over_seeds_and_grad_through_a_solve():
 
     def sample(params, seed):
         noise = jax.random.normal(jax.random.key(seed), x.shape)
-        return solvers.solve(denoisers.edm(models.network(model, params)), 5 * noise, [5.0, 0.5, 0.1], "euler", cond)
+        return solvers.solve(denoisers.edm(models.bind(model, params)), 5 * noise, [5.0, 0.5, 0.1], "euler", cond)
 
     batch = jax.jit(jax.vmap(sample, (None, 0)))(params, jnp.arange(2))
     np.testing.assert_allclose(batch[1], jax.jit(sample)(params, 1), rtol=1e-4, atol=1e-4)
@@ -153,9 +152,9 @@ def test_networks_vmap_over_seeds_and_grad_through_a_solve():
 @pytest.mark.parametrize("name", [pytest.param("adm", marks=pytest.mark.slow), "dit", "mmdit"])
 def test_bfloat16_compute_stays_close_and_returns_float32(name):
     model, params, x, cond = make(name)
-    full = jax.jit(models.network(model, params))(x, jnp.ones(2), cond)
+    full = jax.jit(models.bind(model, params))(x, jnp.ones(2), cond)
     with jax.numpy_dtype_promotion("standard"):  # flax's norms and jax.nn's attention promote by themselves
-        half = jax.jit(models.network(model.clone(dtype=jnp.bfloat16), params))(x, jnp.ones(2), cond)
+        half = jax.jit(models.bind(model.clone(dtype=jnp.bfloat16), params))(x, jnp.ones(2), cond)
     assert half.dtype == jnp.float32
     assert 0 < jnp.abs(half - full).max() < 0.06 * jnp.abs(full).max()
 
@@ -169,7 +168,7 @@ def test_bfloat16_compute_stays_close_and_returns_float32(name):
 )
 def test_remat_changes_memory_not_values(name, remat):
     model, params, x, cond = make(name)
-    loss = lambda model: jax.jit(jax.grad(lambda p: jnp.square(models.network(model, p)(x, jnp.ones(2), cond)).sum()))  # noqa: E731
+    loss = lambda model: jax.jit(jax.grad(lambda p: jnp.square(models.bind(model, p)(x, jnp.ones(2), cond)).sum()))  # noqa: E731
     plain, saved = loss(model)(params), loss(model.clone(remat=remat))(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4), plain, saved)
 
@@ -180,9 +179,9 @@ def test_remat_policies_recompute_everything_attention_or_no_product():
 
     def gradient(remat):
         net = model.clone(remat=remat)
-        return jax.grad(lambda p: jnp.square(models.network(net, p)(x, jnp.ones(2), cond)).sum())
+        return jax.grad(lambda p: jnp.square(models.bind(net, p)(x, jnp.ones(2), cond)).sum())
 
-    work = {name: costs.total(jax.make_jaxpr(gradient(name))(params).jaxpr) for name in ("", *layers.REMAT)}
+    work = {name: flops.total(jax.make_jaxpr(gradient(name))(params).jaxpr) for name in ("", *stacks.REMAT)}
     assert work["full"] > work["dots_no_batch"] > work["dots"] == work[""]
     attention = 2 * (2 * 2 * 16 * 16 * model.width)  # q k' and the sum over v, multiply-adds of two images of 16 tokens
     assert work["dots_no_batch"] - work["dots"] == attention
@@ -201,7 +200,7 @@ def test_remat_policies_recompute_everything_attention_or_no_product():
     ],
 )
 def test_attention_is_fused_where_the_platform_can(platform, dtype, width, plain, kernel):
-    assert layers.fused(platform, dtype, width, plain) == kernel
+    assert attention.fused(platform, dtype, width, plain) == kernel
 
 
 def test_the_platform_chooses_the_attention(monkeypatch):
@@ -215,11 +214,11 @@ def test_the_platform_chooses_the_attention(monkeypatch):
     )
     mask = jnp.ones((2, 1, 1, 5), bool)
     with jax.numpy_dtype_promotion("standard"):
-        here = layers.attend(q, k, v)
-        exact = jnp.einsum("bhnm,bmhd->bnhd", layers.attention_map(q, k), v.astype(jnp.float32))
-        monkeypatch.setattr(layers, "_platform", lambda: "cuda")
-        layers.attend(q, k, v)
-        layers.attend(q, k, v, mask=mask)
+        here = attention.attend(q, k, v)
+        exact = jnp.einsum("bhnm,bmhd->bnhd", taps.attention_map(q, k), v.astype(jnp.float32))
+        monkeypatch.setattr(attention, "_platform", lambda: "cuda")
+        attention.attend(q, k, v)
+        attention.attend(q, k, v, mask=mask)
     assert asked == ["xla", "cudnn", "xla"]
     np.testing.assert_allclose(here.astype(jnp.float32), exact, atol=0.03)
 
@@ -229,17 +228,17 @@ def test_the_platform_chooses_the_attention(monkeypatch):
 def test_scanned_blocks_equal_unrolled_ones(name, remat):
     model, params, x, cond = make(name)
     depth = model.depth - (name == "mmdit")
-    stacked = layers.stack_blocks(params, depth)
-    out = jax.jit(models.network(model, params))(x, jnp.ones(2), cond)
-    scanned = jax.jit(models.network(model.clone(scan=True, remat=remat), stacked))(x, jnp.ones(2), cond)
+    stacked = stacks.stack_blocks(params, depth)
+    out = jax.jit(models.bind(model, params))(x, jnp.ones(2), cond)
+    scanned = jax.jit(models.bind(model.clone(scan=True, remat=remat), stacked))(x, jnp.ones(2), cond)
     np.testing.assert_allclose(scanned, out, rtol=1e-4, atol=1e-5)
-    jax.tree.map(np.testing.assert_array_equal, layers.unstack_blocks(stacked), dict(params))
+    jax.tree.map(np.testing.assert_array_equal, stacks.unstack_blocks(stacked), dict(params))
 
 
 @pytest.mark.parametrize("name", ["ddpmpp", "dit"])
 def test_a_missing_label_is_the_null_label(name):
     model, params, x, _ = make(name)
-    apply = jax.jit(models.network(model, params))
+    apply = jax.jit(models.bind(model, params))
     none, null = apply(x, jnp.ones(2)), apply(x, jnp.ones(2), {"label": jnp.full(2, 5)})
     np.testing.assert_allclose(none, null, atol=3e-6)
 
@@ -247,31 +246,31 @@ def test_a_missing_label_is_the_null_label(name):
 @pytest.mark.parametrize("name", SMALL)
 def test_examples_of_a_batch_do_not_mix(name):
     model, params, x, cond = make(name)
-    apply = jax.jit(models.network(model, params))
+    apply = jax.jit(models.bind(model, params))
     swapped = apply(x[::-1], jnp.array([2.0, 1.0]), jax.tree.map(lambda a: a[::-1], cond))
     np.testing.assert_allclose(swapped[::-1], apply(x, jnp.array([1.0, 2.0]), cond), rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_needs_its_key_and_changes_the_output():
     model, params, x, cond = make("ddpmpp", dropout=0.5)
-    still = jax.jit(models.network(model, params))(x, jnp.ones(2), cond)
-    noisy = jax.jit(models.network(model, params, dropout=jax.random.key(3)))(x, jnp.ones(2), cond)
+    still = jax.jit(models.bind(model, params))(x, jnp.ones(2), cond)
+    noisy = jax.jit(models.bind(model, params, dropout=jax.random.key(3)))(x, jnp.ones(2), cond)
     assert jnp.abs(still - noisy).max() > 1e-3
 
 
 def test_augmentation_labels_enter_the_unet_as_control():
     model, params, x, cond = make("ddpmpp")
-    apply = jax.jit(models.network(model, params))
+    apply = jax.jit(models.bind(model, params))
     base = apply(x, jnp.ones(2), cond)
-    zeros = apply(x, jnp.ones(2), {**cond, "control": {"augment": jnp.zeros((2, 9))}})
-    ones = apply(x, jnp.ones(2), {**cond, "control": {"augment": jnp.ones((2, 9))}})
+    zeros = apply(x, jnp.ones(2), {**cond, "augment": jnp.zeros((2, 9))})
+    ones = apply(x, jnp.ones(2), {**cond, "augment": jnp.ones((2, 9))})
     np.testing.assert_array_equal(base, zeros)
     assert jnp.abs(base - ones).max() > 1e-3
 
 
 def test_mmdit_ignores_masked_text_and_the_order_of_text_tokens():
     model, params, x, cond = make("mmdit")
-    apply = jax.jit(models.network(model, params))
+    apply = jax.jit(models.bind(model, params))
     base = apply(x, jnp.ones(2), cond)
     padded = {**cond, "text": jnp.pad(cond["text"], ((0, 0), (0, 2), (0, 0)), constant_values=9.0)}
     mask = jnp.array([[1, 1, 1, 0, 0]] * 2)
@@ -293,7 +292,7 @@ def test_mmdit_can_do_without_pooled_text():
 def test_position_tables_are_cropped_in_the_centre_and_constant():
     model, params, _, cond = make("mmdit", position_table=8)
     x = jax.random.normal(jax.random.key(0), (2, 8, 12, 4))
-    out = jax.jit(lambda p: jnp.square(models.network(model, p)(x, jnp.ones(2), cond) - 1).sum())
+    out = jax.jit(lambda p: jnp.square(models.bind(model, p)(x, jnp.ones(2), cond) - 1).sum())
     assert jnp.abs(jax.jit(jax.grad(out))(params)["positions"]).max() == 0
     table = params["positions"]
     corner, inside = table.at[0, 0, 0].add(1), table.at[2, 1, 0].add(1)
@@ -305,7 +304,7 @@ def test_position_tables_are_cropped_in_the_centre_and_constant():
 
 
 def test_sincos_positions_follow_their_definition_column_first():
-    table = layers.sincos_positions(3, 5, 8)
+    table = embeddings.sincos_positions(3, 5, 8)
     omega = np.array([1.0, 1e-2])
     for row, column in [(0, 0), (1, 4), (2, 3)]:
         encode = lambda p: [*np.sin(p * omega), *np.cos(p * omega)]  # noqa: E731
@@ -313,25 +312,25 @@ def test_sincos_positions_follow_their_definition_column_first():
 
 
 def test_resampled_positions_contain_the_base_grid():
-    base, fine = layers.sincos_positions(16, 16, 32), layers.sincos_positions(32, 32, 32, base=16)
+    base, fine = embeddings.sincos_positions(16, 16, 32), embeddings.sincos_positions(32, 32, 32, base=16)
     np.testing.assert_array_equal(fine[::2, ::2], base)
-    np.testing.assert_array_equal(layers.sincos_positions(16, 16, 32, base=16), base)
-    assert np.abs(layers.sincos_positions(32, 32, 32)[::2, ::2] - base).max() > 1
+    np.testing.assert_array_equal(embeddings.sincos_positions(16, 16, 32, base=16), base)
+    assert np.abs(embeddings.sincos_positions(32, 32, 32)[::2, ::2] - base).max() > 1
 
 
 def test_sinusoid_frequencies_and_endpoint():
     value = jnp.array([3.0])
     for endpoint, last in [(False, 10000.0 ** (-3 / 4)), (True, 1e-4)]:
-        out = layers.sinusoid(value, 8, endpoint=endpoint)[0]
+        out = embeddings.sinusoid(value, 8, endpoint=endpoint)[0]
         np.testing.assert_allclose([out[0], out[4]], [np.cos(3), np.sin(3)], rtol=1e-6)
         np.testing.assert_allclose([out[3], out[7]], [np.cos(3 * last), np.sin(3 * last)], rtol=1e-6)
 
 
 def test_patches_round_trip_in_row_column_channel_order():
     x = jnp.arange(2 * 4 * 6 * 3.0).reshape(2, 4, 6, 3)
-    tokens = layers.patchify(x, 2)
+    tokens = transformer.patchify(x, 2)
     np.testing.assert_array_equal(tokens[0, 1], x[0, :2, 2:4].reshape(-1))
-    np.testing.assert_array_equal(layers.unpatchify(tokens, 2, 4, 6), x)
+    np.testing.assert_array_equal(transformer.unpatchify(tokens, 2, 4, 6), x)
 
 
 @pytest.mark.parametrize("taps", [(1, 1), (1, 3, 3, 1)])
@@ -347,20 +346,20 @@ def test_resampling_equals_a_direct_sum(taps):
             for i in range(3)
         ]
     )
-    np.testing.assert_allclose(layers.downsample(jnp.asarray(x), taps)[0], down, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(convolution.downsample(jnp.asarray(x), taps)[0], down, rtol=1e-5, atol=1e-6)
     up = np.zeros((12 + 2 * pad, 12 + 2 * pad, 2))  # scatter: each pixel spreads 4 f around 2i
     for i in range(6):
         for j in range(6):
             up[2 * i : 2 * i + k, 2 * j : 2 * j + k] += 4 * f[..., None] * x[0, i, j]
     up = up[pad : pad + 12, pad : pad + 12]
-    np.testing.assert_allclose(layers.upsample(jnp.asarray(x), taps)[0], up, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(convolution.upsample(jnp.asarray(x), taps)[0], up, rtol=1e-5, atol=1e-6)
 
 
 def test_normalisation_survives_a_large_mean():
     x = 30 + 0.05 * jax.random.normal(jax.random.key(0), (1, 4, 256))
     exact = np.asarray(x, np.float64)
     exact = (exact - exact.mean(-1, keepdims=True)) / np.sqrt(exact.var(-1, keepdims=True) + 1e-6)
-    np.testing.assert_allclose(layers.normalize(x), exact, atol=1e-3)
+    np.testing.assert_allclose(transformer.normalize(x), exact, atol=1e-3)
 
 
 # ------------------------------------------------------------------------------------ messages
@@ -376,18 +375,18 @@ UNCONDITIONAL = UNet(**{**SMALL_UNET, "num_classes": 0})
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: call(UNCONDITIONAL, (1, 8, 8, 4)), r"UNet with channels=3 takes x of shape \[b, h, w, 3\] \(NHWC\), got \(1, 8, 8, 4\)"),
-        (lambda: call(UNCONDITIONAL, (1, 7, 8, 3)), r"divisible by 2, got 7x8; pad or resize"),
-        (lambda: call(UNCONDITIONAL, cond={"label": 1}), r"UNet has no use for cond\['label'\]; it is unconditional"),
-        (lambda: call(SMALL["dit"][0], (1, 8, 8, 4), {"text": 1}), r"DiT has no use for cond\['text'\]; it takes label"),
-        (lambda: call(SMALL["dit"][0], (1, 9, 8, 4)), r"DiT needs height and width divisible by 2, got 9x8"),
-        (lambda: call(SMALL["mmdit"][0], (1, 8, 8, 4)), r"MMDiT needs cond\['text'\].*null="),
-        (lambda: call(SMALL["mmdit"][0], (1, 8, 8, 4), {"text": jnp.zeros((1, 3, 7)), "pooled": jnp.zeros((1, 5))}), r"of width 6, shape \[b, l, 6\], got \(1, 3, 7\); .*text_dim=7"),
-        (lambda: call(SMALL["mmdit"][0], (1, 8, 8, 4), {"text": jnp.zeros((1, 3, 6)), "text_mask": jnp.ones((1, 4)), "pooled": jnp.zeros((1, 5))}), r"cond\['text_mask'\] must be \[b, l\] = \(1, 3\), one value a text token, got \(1, 4\)"),
-        (lambda: call(SMALL["mmdit"][0].clone(position_table=2), (1, 8, 8, 4), CONDS["mmdit"]), r"4x4 patches exceed the table of 2x2"),
-        (lambda: call(UNet(**{**SMALL_UNET, "style": "adn"})), r"unknown UNet style 'adn' \(did you mean 'adm'\?\)"),
-        (lambda: models.build("unett"), r"unknown model 'unett' \(did you mean 'unet'\?\); choose one of unet, dit, mmdit"),
-        (lambda: models.build("dit", widht=3), r"unknown DiT field 'widht' \(did you mean 'width'\?\)"),
+        (lambda: call(UNCONDITIONAL, (1, 8, 8, 4)), r"UNet.*channels=3.*\[b, h, w, 3\].*got \(1, 8, 8, 4\)"),
+        (lambda: call(UNCONDITIONAL, (1, 7, 8, 3)), r"divisible by 2, got 7x8"),
+        (lambda: call(UNCONDITIONAL, cond={"label": 1}), r"UNet.*'label'.*unconditional"),
+        (lambda: call(SMALL["dit"][0], (1, 8, 8, 4), {"text": 1}), r"DiT.*'text'.*label"),
+        (lambda: call(SMALL["dit"][0], (1, 9, 8, 4)), r"DiT.*divisible by 2, got 9x8"),
+        (lambda: call(SMALL["mmdit"][0], (1, 8, 8, 4)), r"MMDiT.*cond\['text'\].*null="),
+        (lambda: call(SMALL["mmdit"][0], (1, 8, 8, 4), {"text": jnp.zeros((1, 3, 7)), "pooled": jnp.zeros((1, 5))}), r"\[b, l, 6\], got \(1, 3, 7\).*text_dim=7"),
+        (lambda: call(SMALL["mmdit"][0], (1, 8, 8, 4), {"text": jnp.zeros((1, 3, 6)), "text_mask": jnp.ones((1, 4)), "pooled": jnp.zeros((1, 5))}), r"cond\['text_mask'\].*\(1, 3\).*got \(1, 4\)"),
+        (lambda: call(SMALL["mmdit"][0].clone(position_table=2), (1, 8, 8, 4), CONDS["mmdit"]), r"4x4.*2x2"),
+        (lambda: call(UNet(**{**SMALL_UNET, "style": "adn"})), r"'adn'.*did you mean 'adm'"),
+        (lambda: models.build("unett"), r"'unett'.*did you mean 'unet'.*unet, dit, mmdit"),
+        (lambda: models.build("dit", widht=3), r"DiT.*'widht'.*did you mean 'width'"),
     ],
 )  # fmt: skip
 def test_bad_input_says_what_to_do(build, message):

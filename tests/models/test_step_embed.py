@@ -10,9 +10,9 @@ from flax import linen as nn
 
 from jaxdiff import models
 from jaxdiff.configs import imagenet64
-from jaxdiff.models import MLP, DiT, MMDiT, UNet, layers, unet
+from jaxdiff.models import MLP, DiT, MMDiT, UNet, embeddings, stacks, unet
 
-SMALL_UNET = {"resolution": 8, "width": 8, "multipliers": (1,), "blocks": 1, "attention": (), "num_classes": 3}
+SMALL_UNET = {"resolution": 8, "width": 8, "channel_mult": (1,), "blocks": 1, "attention": (), "num_classes": 3}
 SMALL_VIT = {"depth": 2, "width": 16, "heads": 2}
 SMALL = {
     "ddpmpp": UNet(**SMALL_UNET),
@@ -61,9 +61,9 @@ def draw(model, name, zero):
 def test_a_zero_start_is_the_network_without_the_condition(name):
     x, cond = inputs(name)
     plain, model = SMALL[name], SMALL[name].clone(step_embed="zero")
-    wanted = jax.jit(lambda p: models.network(plain, p)(x, jnp.ones(2), cond))(draw(plain, name, True))
+    wanted = jax.jit(lambda p: models.bind(plain, p)(x, jnp.ones(2), cond))(draw(plain, name, True))
     params = draw(model, name, True)
-    apply = jax.jit(lambda params, step: models.network(model, params)(x, jnp.ones(2), {**cond, "step": step}))
+    apply = jax.jit(lambda params, step: models.bind(model, params)(x, jnp.ones(2), {**cond, "step": step}))
     assert sum(last_of_step(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)) >= 2
     for step in STEPS:
         np.testing.assert_allclose(apply(params, jnp.float32(step)), wanted, rtol=0, atol=1e-7 * jnp.abs(wanted).max())
@@ -73,14 +73,14 @@ def test_a_zero_start_is_the_network_without_the_condition(name):
     assert all(jnp.abs(out - wanted).max() > 1e-3 for out in outs)
     for i, one in enumerate(outs):
         assert all(jnp.abs(one - other).max() > 1e-4 for other in outs[:i])
-    both = models.network(model, moved)(x, jnp.ones(2), {**cond, "step": jnp.array(STEPS[1:3])})
+    both = models.bind(model, moved)(x, jnp.ones(2), {**cond, "step": jnp.array(STEPS[1:3])})
     wanted = np.stack([outs[1][0], outs[2][1]])
     np.testing.assert_allclose(both, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("start", ["zero", "reference"])
 @pytest.mark.parametrize("style", unet.STYLES)
-def test_unet_blocks_start_as_told(start, style):
+def test_unet_blocks_start_as_configured(start, style):
     """Kernel and bias; at "reference" they are drawn like the noise label's affine layer."""
     block = unet.Block(8, unet.STYLES[style], step_init=start)
     made = jax.jit(block.init)(jax.random.key(0), jnp.ones((1, 2, 2, 8)), jnp.ones((1, 4)), jnp.ones((1, 4)))["params"]
@@ -93,8 +93,8 @@ def test_unet_blocks_start_as_told(start, style):
 
 
 @pytest.mark.parametrize("start", ["zero", "reference"])
-def test_step_embeddings_start_as_told(start):
-    made = jax.jit(layers.StepEmbed(8, start).init)(jax.random.key(0), jnp.ones((2, 3)), {"step": 4})["params"]
+def test_step_embeddings_start_as_configured(start):
+    made = jax.jit(embeddings.StepEmbed(8, start).init)(jax.random.key(0), jnp.ones((2, 3)), {"step": 4})["params"]
     assert jnp.std(made["in"]["kernel"]) > 0
     assert (jnp.abs(made["out"]["kernel"]).max() == 0) == (start == "zero")
     assert jnp.abs(made["out"]["bias"]).max() == 0
@@ -108,7 +108,7 @@ def test_models_hand_their_start_to_the_layers(name, start):
 
     def look(call, args, kwargs, context):
         module = context.module
-        if module.name == "affine_step" or (module.name == "out" and isinstance(module.parent, layers.StepEmbed)):
+        if module.name == "affine_step" or (module.name == "out" and isinstance(module.parent, embeddings.StepEmbed)):
             met.append(module)
         return call(*args, **kwargs)
 
@@ -138,7 +138,7 @@ def test_scanned_and_rematerialised_blocks_take_the_step():
 
     def slopes(model, params):
         def loss(step):
-            return jnp.square(models.network(model, {**params, "step": step})(x, jnp.ones(2), cond)).mean()
+            return jnp.square(models.bind(model, {**params, "step": step})(x, jnp.ones(2), cond)).mean()
 
         return jax.jit(jax.value_and_grad(loss))(params["step"])
 
@@ -146,7 +146,7 @@ def test_scanned_and_rematerialised_blocks_take_the_step():
     scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted))
     assert scale > 1e-4
     for remat in (False, True):
-        again, found = slopes(model.clone(scan=True, remat=remat), layers.stack_blocks(params, model.depth))
+        again, found = slopes(model.clone(scan=True, remat=remat), stacks.stack_blocks(params, model.depth))
         np.testing.assert_allclose(again, value, rtol=1e-5)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * scale), found, wanted)
 
@@ -159,10 +159,10 @@ def test_what_the_condition_asks_for(name):
         model = SMALL[name].clone(step_embed=start)
         jax.eval_shape(lambda: model.init(jax.random.key(0), x, jnp.ones(2), {**cond, **more}))
 
-    with pytest.raises(ValueError, match=r"step_embed='zero' needs cond\['step'\], the number of timestamps"):
+    with pytest.raises(ValueError, match=r"step_embed='zero'.*cond\['step'\]"):
         call("zero")
-    with pytest.raises(ValueError, match=r"step_embed is one of '', 'zero', 'reference', got 'zeros'"):
+    with pytest.raises(ValueError, match=r"step_embed.*'', 'zero', 'reference', got 'zeros'"):
         call("zeros", step=4)
-    with pytest.raises(ValueError, match=rf"{type(SMALL[name]).__name__} has no use for cond\['step'\]; it takes"):
+    with pytest.raises(ValueError, match=rf"^{type(SMALL[name]).__name__} .*'step'"):
         call("", step=4)
     call("zero", step=4)  # one integer for all examples is fine

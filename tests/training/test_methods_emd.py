@@ -13,11 +13,13 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from method_parts import build_method
 
-from jaxdiff import denoisers, models
-from jaxdiff.methods import emd
-from jaxdiff.methods.denoise import denoising_loss
-from jaxdiff.methods.emd import DIFF_INSTRUCT, correct, e_step, m_step
+from jaxdiff import denoisers, models, schedules
+from jaxdiff.methods import emd, exported
+from jaxdiff.methods.diffusion import denoising_loss
+from jaxdiff.methods.emd import DIFF_INSTRUCT, correct, m_step
+from jaxdiff.methods.langevin import Langevin, e_step
 from jaxdiff.noise.levels import edm_weight
 
 REFERENCE = {"alpha": 0.8, "sigma": 0.6, "m": 1.0, "s": 0.5, "a": 1.2, "b": -0.3}
@@ -93,7 +95,7 @@ def _run(point, examples, options):
     sigma = jnp.full(examples, point["sigma"] / point["alpha"])
     generate = lambda p, z, cond=None: p["a"] * z + p["b"]  # noqa: E731
     pair = (denoisers.gaussian(point["m"], point["s"]), denoisers.gaussian(params["b"], jnp.abs(params["a"])))
-    chain = e_step(*pair, lambda z, cond: generate(params, z), z, eps, sigma, keys[2], **dict(options))
+    chain = e_step(*pair, lambda z, cond: generate(params, z), z, eps, sigma, keys[2], chain=Langevin(**dict(options)))
     scheme = dict(options).get("scheme", "eps,z")
     _, gradient = m_step(generate, params, chain, sigma, scheme=scheme, weight=lambda sigma: sigma**-2)
     return chain, gradient
@@ -205,7 +207,7 @@ def test_many_dimensions_with_a_linear_generator():
 
     @jax.jit
     def both():
-        chain = e_step(*pair, lambda z, c: generate(params, z), z, eps, sigma, keys[2], **options)
+        chain = e_step(*pair, lambda z, c: generate(params, z), z, eps, sigma, keys[2], chain=Langevin(**options))
         return chain, m_step(generate, params, chain, sigma, weight=lambda s: s**-2)[1]
 
     chain, gradient = both()
@@ -250,11 +252,14 @@ def test_drifts_are_the_gradient_of_the_log_density():
     start = (jnp.asarray(z, jnp.float32)[None], jnp.asarray(eps, jnp.float32)[None], jnp.array([level]))
     for scheme in ("eps,z", "x,z"):
         options = {"steps": 1, "step_eps": 0.1, "step_z": 0.1, "scheme": scheme, "cancel": "last"}
-        moved = e_step(teacher, student, generate, *start, jax.random.key(0), **options)
-        still = e_step(teacher, student, generate, *start, jax.random.key(0), **{**options, "step_z": 0.0})
+        moved = e_step(teacher, student, generate, *start, jax.random.key(0), chain=Langevin(**options))
+        rest = Langevin(**{**options, "step_z": 0.0})
+        still = e_step(teacher, student, generate, *start, jax.random.key(0), chain=rest)
         if scheme == "eps,z":
             drift_eps = (moved.residual / level - start[1]) / 0.1
-            calm = e_step(student, student, generate, *start, jax.random.key(0), **options)  # only -z and noise
+            calm = e_step(
+                student, student, generate, *start, jax.random.key(0), chain=Langevin(**options)
+            )  # only -z and noise
             drift_z = (moved.z - calm.z) / 0.1 - start[0]
             np.testing.assert_allclose(np.concatenate([drift_eps[0], drift_z[0]]), numeric, rtol=2e-4, atol=2e-4)
         np.testing.assert_array_equal(moved.carried, still.carried)  # both from the same (eps, z)
@@ -310,7 +315,7 @@ def test_paths_in_any_coordinate_and_their_ledger(scheme, alpha, sigma):
         key,
     )
     for unroll in (1, steps):
-        chain = e_step(*arguments, steps=steps, unroll=unroll, **options)
+        chain = e_step(*arguments, chain=Langevin(steps=steps, **options), unroll=unroll)
         apart, clean = chain.carried, chain.residual
         if scheme.startswith("x"):
             apart, clean = (v - (a * chain.z + b) for v in (apart, clean))
@@ -335,12 +340,6 @@ def test_the_joint_chain_in_x_reaches_the_teacher():
     x = 0.8 * np.asarray(chain.carried)
     assert abs(x.mean() - 0.8) < 0.03 and abs(x.var() - 0.53) < 0.03
     np.testing.assert_allclose(-gradient, (0.14, 0.65), atol=0.05)
-
-
-def test_the_other_convention_is_half_the_step():
-    whole = run(REFERENCE, 1000, steps=3, step_eps=0.1, step_z=0.02)
-    half = run(REFERENCE, 1000, steps=3, step_eps=0.2, step_z=0.04, half=True)
-    np.testing.assert_allclose(whole[1], half[1], rtol=1e-6)
 
 
 @pytest.mark.parametrize("scheme", ["eps,z", "x,z", "eps", "x"])
@@ -374,7 +373,7 @@ def test_one_step_without_z_is_diff_instruct():
         eps,
         sigma,
         keys[3],
-        **{**DIFF_INSTRUCT, "step_eps": 0.16},
+        chain=Langevin(**{**DIFF_INSTRUCT, "step_eps": 0.16}),
     )
     _, gradient = m_step(generate, params, chain, sigma, scheme="eps")
 
@@ -391,8 +390,8 @@ def test_one_step_without_z_is_diff_instruct():
 
 def test_every_parametrisation_makes_the_same_chain():
     """One exact denoiser spoken as eps, v and x0 networks on a VP table."""
-    abar = denoisers.linear_abar()
-    table = denoisers.sigma_table(abar)
+    alpha_bar = schedules.linear_alpha_bar()
+    table = schedules.sigma_table(alpha_bar)
 
     def as_network(denoise, prediction):
         def net(x, timestep, cond):
@@ -410,11 +409,11 @@ def test_every_parametrisation_makes_the_same_chain():
     ends = []
     for prediction in ("x0", "eps", "v"):
         pair = [
-            denoisers.ddpm(as_network(d, prediction), abar, prediction)
+            denoisers.ddpm(as_network(d, prediction), alpha_bar, prediction)
             for d in (denoisers.gaussian(0.3, 0.4), denoisers.gaussian(-0.1, 0.9))
         ]
         options = {"steps": 4, "step_z": 0.01}
-        ends.append(e_step(*pair, lambda z, c: 0.9 * z, z, eps, sigma, jax.random.key(1), **options))
+        ends.append(e_step(*pair, lambda z, c: 0.9 * z, z, eps, sigma, jax.random.key(1), chain=Langevin(**options)))
     for end in ends[1:]:
         np.testing.assert_allclose(end.residual, ends[0].residual, rtol=2e-3, atol=2e-4)
         np.testing.assert_allclose(end.z, ends[0].z, atol=2e-4)
@@ -452,7 +451,9 @@ def settle(level, step_z, steps, cancel, iterations=400, examples=512):
         keys = jax.random.split(key, 3)
         z, eps = (jax.random.normal(k, (examples, 1)) for k in keys[:2])
         student = denoisers.gaussian(params["b"], params["a"])
-        chain = e_step(teacher, student, lambda z, c: generate(params, z), z, eps, sigma, keys[2], **options)
+        chain = e_step(
+            teacher, student, lambda z, c: generate(params, z), z, eps, sigma, keys[2], chain=Langevin(**options)
+        )
         _, gradient = m_step(generate, params, chain, sigma, scheme=options["scheme"])
         params = jax.tree.map(lambda p, g: p - scale * g, params, gradient)
         return params, params["a"]
@@ -498,25 +499,25 @@ BATCH = {"image": jnp.zeros((16, 2)), "label": jnp.zeros(16, jnp.int32)}
 
 
 def make(**options):
-    options = {"sigma_star": 2.0, "steps": 3, "step_z": 0.01, **options}
-    return emd(Affine(), optax.sgd(0.1), optax.sgd(0.05), **options)
+    options = {"sigma_max": 2.0, "steps": 3, "step_z": 0.01, "average": lambda step, batch: jnp.float32(0.0), **options}
+    return build_method(emd, options.pop("model", Affine()), optax.sgd(0.1), optax.sgd(0.05), **options)
 
 
 def test_a_generator_starts_as_the_teacher_at_one_level():
     method = make()
     state = method.init(jax.random.key(0), BATCH, {"teacher": TEACHER})
-    for params in (state.params, state.ema, state.score):
+    for params in (state.params["student"], state.averages["ema"], state.params["score"]):
         chex.assert_trees_all_equal(params, TEACHER)
     z, cond = jax.random.normal(jax.random.key(1), (5, 2)), {"label": jnp.arange(5) % 3}
     exact = denoisers.edm(lambda x, noise, cond: Affine().apply({"params": TEACHER}, x, noise, cond))
-    np.testing.assert_allclose(method.sample(state, z, cond), exact(2.0 * z, 2.0, cond), rtol=1e-6)
-    scaled = make(input_scale="one").sample(state, z, cond)
+    np.testing.assert_allclose(method.sample(exported(state), z, cond), exact(2.0 * z, 2.0, cond), rtol=1e-6)
+    scaled = make(input_scale="one").sample(exported(state), z, cond)
     np.testing.assert_allclose(scaled, exact(5**0.5 * z, 2.0, cond), rtol=1e-6)
 
 
 def test_a_step_is_the_three_parts_written_by_hand():
     """Score first, then E-step and M-step with the new score; fresh draws for each; nothing else changes."""
-    method = make(score_updates=2, decay=lambda step, batch: jnp.float32(0.9), guidance=1.5, null={"label": 3})
+    method = make(score_updates=2, average=lambda step, batch: jnp.float32(0.9), guidance=1.5, null={"label": 3})
     state = method.init(jax.random.key(0), BATCH, {"teacher": TEACHER})
     key = jax.random.key(7)
     new, metrics = jax.jit(method.step)(state, BATCH, key)
@@ -541,7 +542,7 @@ def test_a_step_is_the_three_parts_written_by_hand():
             return (((sigma**2 + 0.25) / (0.5 * sigma) ** 2)[:, None] * error).mean()
 
         score = jax.tree.map(lambda p, g: p - 0.05 * g, score, jax.grad(loss)(score))
-    chex.assert_trees_all_close(new.score, score, rtol=1e-5)
+    chex.assert_trees_all_close(new.params["score"], score, rtol=1e-5)
 
     drawn, noise = jax.random.split(chains)
     z0, eps, sigma, cond = draw(drawn)
@@ -562,9 +563,11 @@ def test_a_step_is_the_three_parts_written_by_hand():
 
     value, gradient = jax.value_and_grad(surrogate)(TEACHER)
     params = jax.tree.map(lambda p, g: p - 0.1 * g, TEACHER, gradient)
-    chex.assert_trees_all_close(new.params, params, rtol=1e-4)
+    chex.assert_trees_all_close(new.params["student"], params, rtol=1e-4)
     np.testing.assert_allclose(metrics["loss"], value, rtol=1e-4)
-    chex.assert_trees_all_close(new.ema, jax.tree.map(lambda e, p: 0.9 * e + 0.1 * p, TEACHER, params), rtol=1e-5)
+    chex.assert_trees_all_close(
+        new.averages["ema"], jax.tree.map(lambda e, p: 0.9 * e + 0.1 * p, TEACHER, params), rtol=1e-5
+    )
     chex.assert_trees_all_equal(new.frozen, {"teacher": TEACHER})
     np.testing.assert_allclose(metrics["eps_square"], jnp.square(u / level).mean(), rtol=1e-4)
 
@@ -578,7 +581,9 @@ def test_a_gradient_taken_outside_sees_a_constant_chain():
     def loss(params, teacher, score):
         generate = lambda p, z: p["a"] * jnp.tanh(z) + p["b"]  # noqa: E731
         pair = (denoisers.gaussian(teacher, 0.5), denoisers.gaussian(score, 0.9))
-        chain = e_step(*pair, lambda z, c: generate(params, z), z, eps, sigma, keys[2], steps=3, step_z=0.01)
+        chain = e_step(
+            *pair, lambda z, c: generate(params, z), z, eps, sigma, keys[2], chain=Langevin(steps=3, step_z=0.01)
+        )
         made = generate(params, chain.z)
         return 0.5 * ((jax.lax.stop_gradient(made + chain.residual) - made) ** 2).mean(), chain
 
@@ -599,7 +604,7 @@ def test_a_chain_that_explodes_is_left_out_of_the_update():
     student = lambda x, sigma, cond: 0.6 * x  # noqa: E731
     generate = lambda p, z, cond=None: p * z  # noqa: E731
     each = jax.random.split(keys[2], 8)
-    chain = e_step(teacher, student, lambda z, c: generate(0.9, z), z, eps, sigma, each, steps=2)
+    chain = e_step(teacher, student, lambda z, c: generate(0.9, z), z, eps, sigma, each, chain=Langevin(steps=2))
     np.testing.assert_array_equal(chain.finite, ~bad)
     assert all(np.isfinite(value) for value in chain.metrics.values())
     assert float(chain.metrics["nonfinite"]) == pytest.approx(1 / 8)
@@ -613,7 +618,7 @@ def test_a_chain_that_explodes_is_left_out_of_the_update():
         eps[kept],
         sigma[kept],
         each[kept],
-        steps=2,
+        chain=Langevin(steps=2),
     )
     wanted = m_step(generate, jnp.float32(0.9), rest, sigma[kept])
     np.testing.assert_allclose(8 / 7 * gradient, wanted[1], rtol=1e-4)
@@ -624,8 +629,8 @@ def test_the_drift_of_z_can_be_bounded():
     teacher, student = denoisers.gaussian(0.0, 0.1), denoisers.gaussian(0.0, 3.0)
     z, eps = (3 * jax.random.normal(k, (4, 2)) for k in jax.random.split(jax.random.key(0)))
     inputs = (teacher, student, lambda z, c: 3 * z, z, eps, jnp.full(4, 0.05), jax.random.key(1))
-    free = e_step(*inputs, steps=1, step_z=1e-3)
-    held = e_step(*inputs, steps=1, step_z=1e-3, clip_z=2.0)
+    free = e_step(*inputs, chain=Langevin(steps=1, step_z=1e-3))
+    held = e_step(*inputs, chain=Langevin(steps=1, step_z=1e-3, clip_z=2.0))
     assert float(free.metrics["z_drift"]) > 0.1 > 0.0021 > float(held.metrics["z_drift"])
 
 
@@ -634,7 +639,7 @@ def test_corrected_samples_are_the_teachers():
     z = jax.random.normal(jax.random.key(0), (4000, 1))
     generate = lambda z, cond: 1.2 * z - 0.3  # noqa: E731
     pair = (denoisers.gaussian(1.0, 0.5), denoisers.gaussian(-0.3, 1.2))
-    options = {"sigma": 0.75, "steps": 300, "step_eps": 0.05, "step_z": 0.05, "cancel": "none"}
+    options = {"sigma": 0.75, "steps": 300, "chain": Langevin(step_eps=0.05, step_z=0.05, cancel="none")}
     before, after = jax.jit(lambda: correct(*pair, generate, z, jax.random.key(1), **options))()
     np.testing.assert_array_equal(before, generate(z, None))
     spread = 0.25 / (0.25 + 0.75**2) ** 0.5  # of E[x0 | x]
@@ -648,11 +653,11 @@ def test_corrected_samples_are_the_teachers():
         ({"cancel": "all"}, "unknown noise cancellation 'all'"),
         ({"steps": 0}, "at least one Langevin step, got steps=0"),
         ({"step_eps": 1.5}, r"step_eps must be in \(0, 1\]"),
-        ({"step_x": 0.1}, "step_x=0.1 is for the schemes that carry x"),
-        ({"score_updates": 0}, "score_updates is at least 1"),
-        ({"guidance": 2.0}, "guidance=2.0 needs null values"),
+        ({"step_x": 0.1}, "step_x=0.1 .*scheme='eps,z'"),
+        ({"score_updates": 0}, "score_updates .*got 0"),
+        ({"guidance": 2.0, "model": Affine(num_classes=0)}, "guidance=2.0 needs a network"),
         ({"input_scale": "two"}, "unknown input_scale of a generator 'two'"),
-        ({"sigma_star": 0.0}, "sigma must be positive"),
+        ({"sigma_max": 0.0}, "sigma must be positive"),
     ],
 )
 def test_bad_arguments(options, message):
@@ -667,7 +672,7 @@ def test_memory_does_not_grow_with_the_length_of_the_chain():
     teacher = jax.eval_shape(lambda: model.init(jax.random.key(0), batch["image"], 1.0)["params"])
     sizes = []
     for steps in (2, 16):
-        method = emd(model, optax.sgd(0.1), steps=steps)
+        method = build_method(emd, model, optax.sgd(0.1), steps=steps)
         shapes = jax.eval_shape(method.init, jax.random.key(0), batch, {"teacher": teacher})
         program = jax.jit(method.step).lower(shapes, batch, jax.random.key(0)).compile()
         sizes.append(program.memory_analysis().temp_size_in_bytes)
@@ -675,9 +680,9 @@ def test_memory_does_not_grow_with_the_length_of_the_chain():
 
 
 def test_a_step_lowers_for_accelerators():
-    model = models.UNet(resolution=8, channels=1, width=8, multipliers=(1,), blocks=1, attention=())
+    model = models.UNet(resolution=8, channels=1, width=8, channel_mult=(1,), blocks=1, attention=())
     batch = {"image": jnp.zeros((8, 8, 8, 1))}
-    method = emd(model, optax.sgd(0.1), steps=2, score_updates=2)
+    method = build_method(emd, model, optax.sgd(0.1), steps=2, score_updates=2)
     teacher = jax.eval_shape(lambda: model.init(jax.random.key(0), batch["image"], 1.0)["params"])
     shapes = jax.eval_shape(method.init, jax.random.key(0), batch, {"teacher": teacher})
     key = jax.eval_shape(lambda: jax.random.key(0))

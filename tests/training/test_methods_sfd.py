@@ -8,12 +8,14 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from method_parts import build_method
 
 from jaxdiff import denoisers, methods, models, solvers
-from jaxdiff.methods import ema
-from jaxdiff.methods.method import adopt, draw_labels
-from jaxdiff.methods.sfd import LOSSES, make_loss, sfd
-from jaxdiff.methods.walks import default_grid, make_plan, teacher_states
+from jaxdiff.conditions import Conditions, label_signal
+from jaxdiff.methods import Frozen, Teacher, averaging, exported, sfd
+from jaxdiff.methods.method import default_grid, draw_labels, init_from_teacher
+from jaxdiff.methods.sfd_losses import LOSSES, make_loss
+from jaxdiff.methods.sfd_schedule import make_schedule, teacher_states
 
 GAUSSIAN = denoisers.gaussian(0.3, 0.5)
 START = jnp.array([[80.0], [-40.0], [24.3]])
@@ -50,12 +52,17 @@ def bare(network):
 
 
 def make(model=None, optimizer=None, **options):
-    options = {"wrapper": bare, "teacher": lambda _: GAUSSIAN, **options}
-    return sfd(model or Affine(), optimizer or optax.sgd(1e-3), **options)
+    options = {"convention": bare, "analytic": GAUSSIAN, "afs": True, **options}
+    return build_method(sfd, model or Affine(), optimizer or optax.sgd(1e-3), **options)
 
 
 def begin(method, batch, teacher=None):
     return method.init(jax.random.key(0), batch, {"teacher": teacher or {}})
+
+
+def with_params(state, **params):
+    """The state with these parameters of the student in place of its own."""
+    return state.replace(params={"student": {**state.params["student"], **params}})
 
 
 def points(count=5, **more):
@@ -72,16 +79,16 @@ def noise_of(key, shape):
 
 def test_targets_are_the_published_ones():
     solver = solvers.dpmpp3m()
-    plan, grids = make_plan((4,), default_grid, 4, solver)
+    plan, grids = make_schedule((4,), default_grid, 4, solver)
     np.testing.assert_allclose(grids[4], [80, 10.929297, 0.669886, 0.006], rtol=1e-6)
     found = teacher_states(GAUSSIAN, START, jax.tree.map(lambda a: a[0], plan.teacher), 3, solver)
     np.testing.assert_allclose(found[..., 0], TARGETS, rtol=2e-6, atol=1e-6)
 
 
 def test_student_walks_the_published_states():
-    method = make(wrapper=lambda network: GAUSSIAN)
+    method = make(convention=lambda network: GAUSSIAN)
     state = begin(method, points(3))
-    np.testing.assert_allclose(method.sample(state, START / 80)[:, 0], WALK[-1], rtol=1e-5)
+    np.testing.assert_allclose(method.sample(exported(state), START / 80)[:, 0], WALK[-1], rtol=1e-5)
     states = solvers.solve(GAUSSIAN, START, default_grid(4), "euler", afs=True, trajectory=(1, 2, 3))
     np.testing.assert_allclose(states[..., 0], WALK, rtol=1e-5)
 
@@ -90,7 +97,7 @@ def test_student_walks_the_published_states():
 @pytest.mark.parametrize("afs", [False, True])
 def test_targets_of_a_padded_plan_are_those_of_solve(solver, afs):
     chosen = solvers.make(solver)
-    plan, grids = make_plan((6, 4, 7), default_grid, 3, chosen)
+    plan, grids = make_schedule((6, 4, 7), default_grid, 3, chosen)
     run = jax.jit(lambda rows, count: teacher_states(GAUSSIAN, START, rows, count, chosen, None, afs))
     for i, n in enumerate(plan.timestamps):
         fine = default_grid(3 * (n - 1) + 1)
@@ -113,8 +120,8 @@ def test_evaluations_are_those_of_the_drawn_number_and_no_more():
         return call
 
     method = make(
-        wrapper=lambda network: counted("student", bare(network)),
-        teacher=lambda _: counted("teacher", GAUSSIAN),
+        convention=lambda network: counted("student", bare(network)),
+        analytic=counted("teacher", GAUSSIAN),
         nfe=(1, 2, 4),
         substeps=3,
     )
@@ -135,7 +142,7 @@ def test_evaluations_are_those_of_the_drawn_number_and_no_more():
 @pytest.fixture(scope="module")
 def unet():
     """A tiny UNet with random parameters, as a teacher."""
-    model = models.UNet(resolution=8, channels=1, width=8, multipliers=(1, 2), blocks=1, attention=(4,), num_classes=3)
+    model = models.UNet(resolution=8, channels=1, width=8, channel_mult=(1, 2), blocks=1, attention=(4,), num_classes=3)
     x, cond = jnp.zeros((2, 8, 8, 1)), {"label": jnp.zeros(2, jnp.int32)}
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), x, jnp.ones(2), cond))["params"]
     rng = np.random.default_rng(0)
@@ -145,7 +152,7 @@ def unet():
 def student_of(model, step_embed, teacher, **options):
     """A UNet student and its state before training, its fresh arrays drawn without compiling an initialiser."""
     model = model.clone(step_embed=step_embed)
-    method = sfd(model, optax.adam(1e-3), **options)
+    method = build_method(sfd, model, optax.adam(1e-3), afs=True, **options)
     batch = {"image": jnp.zeros((4, 8, 8, 1)), "label": jnp.zeros(4, jnp.int32)}
     abstract = jax.eval_shape(method.init, jax.random.key(0), batch, {"teacher": teacher})
     rng = np.random.default_rng(1)
@@ -154,9 +161,9 @@ def student_of(model, step_embed, teacher, **options):
         zero = "affine_step" in jax.tree_util.keystr(path)
         return jnp.asarray(0.2 * rng.normal(size=leaf.shape) * (not zero), jnp.float32)
 
-    params = adopt(jax.tree_util.tree_map_with_path(fill, abstract.params), teacher)
-    opt_state = optax.adam(1e-3).init(params)
-    return method, abstract.replace(step=jnp.int32(0), params=params, opt_state=opt_state, frozen={"teacher": teacher})
+    params = init_from_teacher(jax.tree_util.tree_map_with_path(fill, abstract.params["student"]), teacher)
+    held = {"params": {"student": params}, "opt_state": {"student": optax.adam(1e-3).init(params)}}
+    return method, abstract.replace(step=jnp.int32(0), **held, frozen={"teacher": teacher})
 
 
 @pytest.mark.parametrize("step_embed", [pytest.param("", marks=pytest.mark.slow), "zero"])
@@ -164,10 +171,10 @@ def test_before_training_the_student_is_the_teachers_euler_walk(unet, step_embed
     model, teacher = unet
     method, state = student_of(model, step_embed, teacher, nfe=(1, 2))
     unit, cond = jax.random.normal(jax.random.key(3), (4, 8, 8, 1)), {"label": jnp.array([0, 1, 2, 3])}
-    denoise = denoisers.edm(models.network(model, teacher))
+    denoise = denoisers.edm(models.bind(model, teacher))
     for nfe in (1, 2):
         wanted = solvers.solve(denoise, 80 * unit, default_grid(nfe + 2), "euler", cond, afs=True)
-        np.testing.assert_allclose(method.sample(state, unit, cond, nfe=nfe), wanted, atol=1e-6)
+        np.testing.assert_allclose(method.sample(exported(state), unit, cond, nfe=nfe), wanted, atol=1e-6)
 
 
 def test_the_step_lowers_for_tpu_and_cuda(unet):
@@ -223,15 +230,21 @@ def test_one_update_a_step_without_gradient_between_steps(afs):
     targets = solvers.solve(
         GAUSSIAN, x, default_grid(4 * len(grid) - 3), "dpmpp3m", trajectory=range(4, 4 * len(grid) - 3, 4)
     )
-    params, opt_state, gradients = plain_iteration(optimizer, state.params, state.opt_state, x, targets, grid, afs)
+    params, opt_state, gradients = plain_iteration(
+        optimizer, state.params["student"], state.opt_state["student"], x, targets, grid, afs
+    )
     for found, wanted in zip(
-        jax.tree.leaves((after.params, after.opt_state)), jax.tree.leaves((params, opt_state)), strict=True
+        jax.tree.leaves((after.params["student"], after.opt_state["student"])),
+        jax.tree.leaves((params, opt_state)),
+        strict=True,
     ):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(metrics["grad_norm"], np.mean([optax.tree.norm(g) for g in gradients]), rtol=1e-4)
-    assert int(after.opt_state[0].count) == 3  # three evaluations trained; the analytic step left Adam alone
+    assert int(after.opt_state["student"][0].count) == 3  # three evaluations trained; the analytic step left Adam alone
     assert len(gradients) == 3
-    _, _, crossing = plain_iteration(optimizer, state.params, state.opt_state, x, targets, grid, afs, detach=False)
+    _, _, crossing = plain_iteration(
+        optimizer, state.params["student"], state.opt_state["student"], x, targets, grid, afs, detach=False
+    )
     assert abs(float(crossing[-1]["a"] - gradients[-1]["a"])) > 0.1  # a gradient through the walk would be another
 
 
@@ -242,59 +255,69 @@ def test_moments_after_mixed_walks_count_trained_steps_only():
     for i in range(8):
         state, metrics = step(state, points(), jax.random.key(i))
         trained += int(metrics["nfe"])
-        assert int(state.opt_state[0].count) == trained
+        assert int(state.opt_state["student"][0].count) == trained
     assert int(state.step) == 8
 
 
 def test_learning_rate_falls_by_iterations_not_updates():
-    method = make(nfe=(3,), rate=lambda iteration: jnp.where(iteration < 2, 1.0, 0.1))
+    method = make(nfe=(3,), factor=lambda iteration: jnp.where(iteration < 2, 1.0, 0.1))
     step, key = jax.jit(method.step), jax.random.key(0)
     state = begin(method, points())
-    full = step(state, points(), key)[0].params["b"] - state.params["b"]
-    late = step(state.replace(step=jnp.int32(2)), points(), key)[0].params["b"] - state.params["b"]
-    early = step(state.replace(step=jnp.int32(1)), points(), key)[0].params["b"] - state.params["b"]
+    full = step(state, points(), key)[0].params["student"]["b"] - state.params["student"]["b"]
+    late = (
+        step(state.replace(step=jnp.int32(2)), points(), key)[0].params["student"]["b"] - state.params["student"]["b"]
+    )
+    early = (
+        step(state.replace(step=jnp.int32(1)), points(), key)[0].params["student"]["b"] - state.params["student"]["b"]
+    )
     assert float(early) == float(full)
     # L1 on an affine student: b's gradient is a sum of signs, which these small updates do not flip
     np.testing.assert_allclose(late, 0.1 * full, rtol=0.02)
 
 
 def test_accumulated_gradients_equal_those_of_the_whole_batch():
-    one, three = (make(nfe=(2,), loss="l2", parts=parts) for parts in (1, 3))
+    one, three = (make(nfe=(2,), loss="l2", accum_steps=parts) for parts in (1, 3))
     state, key = begin(one, points(6)), jax.random.key(2)
     wanted, values = jax.jit(one.step)(state, points(6), key)
     found, metrics = jax.jit(three.step)(state, points(6), key)
-    for a, b in zip(jax.tree.leaves((found.params, metrics)), jax.tree.leaves((wanted.params, values)), strict=True):
+    for a, b in zip(
+        jax.tree.leaves((found.params["student"], metrics)),
+        jax.tree.leaves((wanted.params["student"], values)),
+        strict=True,
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-4)
 
 
 def test_an_average_is_kept_on_request_and_sampled():
-    method = make(nfe=(1,), decay=ema.constant(0.9))
+    method = make(nfe=(1,), average=True, decay=averaging.constant(0.9))
     state = begin(method, points())
     after, _ = jax.jit(method.step)(state, points(), jax.random.key(0))
-    np.testing.assert_allclose(after.ema["b"], 0.9 * state.params["b"] + 0.1 * after.params["b"], rtol=1e-6)
-    exported, unit = method.export(after), jax.random.normal(jax.random.key(1), (3, 1))
-    assert exported.params is None and exported.frozen is None and exported.opt_state is None
-    other = make(nfe=(1,)).sample(after.replace(params=after.ema, ema=None), unit)
-    np.testing.assert_array_equal(method.sample(exported, unit), other)
-    assert begin(make(), points()).ema is None
+    average = 0.9 * state.params["student"]["b"] + 0.1 * after.params["student"]["b"]
+    np.testing.assert_allclose(after.averages["ema"]["b"], average, rtol=1e-6)
+    assert exported(after) is after.averages["ema"]
+    unit = jax.random.normal(jax.random.key(1), (3, 1))
+    other = make(nfe=(1,)).sample(after.averages["ema"], unit)
+    np.testing.assert_array_equal(method.sample(exported(after), unit), other)
+    assert begin(make(), points()).averages == {}
 
 
 def test_student_reaches_an_exact_teacher():
     """Two evaluations of an MLP against the exact denoiser of a mixture: the gap of end states falls tenfold."""
     rng = np.random.default_rng(0)
     mixture = denoisers.gaussian_mixture(rng.normal(size=(6, 2)), np.full(6, 0.1), np.full(6, 1 / 6))
-    method = sfd(
+    method = make(
         models.MLP(width=64, depth=2),
         optax.adam(2e-3),
-        teacher=lambda _: mixture,
-        rate=lambda iteration: jnp.where(iteration < 500, 1.0, 0.1),
+        convention=denoisers.edm,
+        analytic=mixture,
+        factor=lambda iteration: jnp.where(iteration < 500, 1.0, 0.1),
     )
     batch, unit = {"image": jnp.zeros((256, 2))}, jax.random.normal(jax.random.key(9), (1000, 2))
     ends = solvers.solve(mixture, 80 * unit, default_grid(13), "dpmpp3m")
     state = begin(method, batch)
 
     def error(state):
-        return float(jnp.abs(method.sample(state, unit) - ends).mean())
+        return float(jnp.abs(method.sample(exported(state), unit) - ends).mean())
 
     before = error(state)
     step = jax.jit(method.step, donate_argnums=0)
@@ -318,49 +341,53 @@ def test_walks_are_drawn_uniformly_and_the_same_for_everyone():
 
 
 @pytest.mark.parametrize("condition", ["steps", "next"])
-def test_the_student_is_told_its_walk(condition):
+def test_the_student_is_conditioned_on_its_steps(condition):
     method = make(Affine(step_embed="zero"), nfe=(2, 3), condition=condition)
     state = begin(method, points())
-    state = state.replace(params={"a": jnp.float32(0), "b": jnp.float32(0), "c": jnp.float32(1)})
+    state = with_params(state, a=jnp.float32(0), b=jnp.float32(0), c=jnp.float32(1))
     unit = jax.random.normal(jax.random.key(0), (2, 1))
     for nfe in (2, 3):
         grid = default_grid(nfe + 2)
         x = np.asarray(80 * unit)
         for k, (t, s) in enumerate(pairwise(grid)):
-            told = nfe + 2 if condition == "steps" else np.log(s) / 4
-            d = x / np.sqrt(1 + t**2) if k == 0 else (x - told) / t
+            step = nfe + 2 if condition == "steps" else np.log(s) / 4
+            d = x / np.sqrt(1 + t**2) if k == 0 else (x - step) / t
             x = x + (s - t) * d
-        np.testing.assert_allclose(method.sample(state, unit, nfe=nfe), x, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(method.sample(exported(state), unit, nfe=nfe), x, rtol=1e-4, atol=1e-5)
 
 
-def test_training_tells_the_student_what_sampling_will():
-    """After one SGD step from c = 0 the gradient of c is the sum of what was told, times the sign and 1 - s/t."""
+def test_training_and_sampling_condition_the_student_alike():
+    """After one SGD step from c = 0 the gradient of c is the sum of the step conditions, times the sign and 1 - s/t."""
     for condition in ("steps", "next"):
         method = make(Affine(step_embed="zero"), nfe=(1,), condition=condition)
         state, key = begin(method, points()), jax.random.key(4)
         after, _ = jax.jit(method.step)(state, points(), key)
         s = default_grid(3)[2]
-        told = 3.0 if condition == "steps" else np.log(s) / 4
-        ratio = (after.params["c"] - state.params["c"]) / (after.params["b"] - state.params["b"])
-        np.testing.assert_allclose(ratio, told, rtol=1e-4)
+        step = 3.0 if condition == "steps" else np.log(s) / 4
+        ratio = (after.params["student"]["c"] - state.params["student"]["c"]) / (
+            after.params["student"]["b"] - state.params["student"]["b"]
+        )
+        np.testing.assert_allclose(ratio, step, rtol=1e-4)
 
 
 def test_labels_are_drawn_uniformly_and_other_conditions_kept():
     cond = {"label": jnp.zeros(3000, jnp.int32), "pooled": jnp.ones((3000, 2))}
-    drawn = draw_labels(jax.random.key(0), cond, Affine(num_classes=3), 3000)
+    drawn = draw_labels(jax.random.key(0), cond, Conditions({"label": label_signal(3)}), 3000)
     np.testing.assert_allclose(np.bincount(drawn["label"]), 1000, atol=4 * np.sqrt(3000 * 2 / 9))
     assert drawn["pooled"] is cond["pooled"]
-    assert draw_labels(jax.random.key(0), None, Affine(), 3) is None
-    method = make(Affine(num_classes=3), nfe=(1,), teacher=lambda _: denoisers.gaussian(0.0, 1.0))
+    assert draw_labels(jax.random.key(0), None, Conditions(), 3) is None
+    method = make(Affine(num_classes=3), nfe=(1,), analytic=denoisers.gaussian(0.0, 1.0))
     state = begin(method, points(label=jnp.zeros(5, jnp.int32)))
     after, _ = jax.jit(method.step)(state, points(64, label=jnp.zeros(64, jnp.int32)), jax.random.key(0))
-    assert (np.asarray(after.params["table"]) != 0).all()  # every class was seen, though the batch holds only one
+    assert (
+        np.asarray(after.params["student"]["table"]) != 0
+    ).all()  # every class was seen, though the batch holds only one
 
 
 def test_guidance_inside_training_guides_the_teacher_and_outside_the_student():
     mixture = denoisers.gaussian_mixture(np.array([[-1.0], [1.0]]), np.array([0.3, 0.3]), np.array([0.5, 0.5]))
     null = {"label": 2}
-    method = make(Affine(num_classes=2), nfe=(1,), teacher=lambda _: mixture, guidance=3.0, null=null)
+    method = make(Affine(num_classes=2), nfe=(1,), analytic=mixture, guidance=3.0, null=null)
     state, key = begin(method, points(label=jnp.zeros(5, jnp.int32))), jax.random.key(0)
     _, metrics = jax.jit(method.step)(state, points(label=jnp.zeros(5, jnp.int32)), key)
     drawn, unit = {"label": jax.random.randint(jax.random.split(key, 4)[2], (5,), 0, 2)}, noise_of(key, (5, 1))
@@ -368,15 +395,15 @@ def test_guidance_inside_training_guides_the_teacher_and_outside_the_student():
         solvers.solve(denoise, 80 * unit, default_grid(9), "dpmpp3m", drawn)
         for denoise in (denoisers.guided(mixture, 3.0, null), mixture)
     ]
-    gaps = [float(jnp.abs(method.sample(state, unit, drawn) - end).mean()) for end in ends]
+    gaps = [float(jnp.abs(method.sample(exported(state), unit, drawn) - end).mean()) for end in ends]
     assert float(metrics["end_distance"]) == pytest.approx(gaps[0], rel=1e-4) and abs(gaps[0] - gaps[1]) > 1e-3
     plain = make(Affine(num_classes=3), nfe=(1,), null=null)
-    guided = make(Affine(num_classes=3), nfe=(1,), null=null, sample_guidance=2.0)
+    guided = make(Affine(num_classes=3), nfe=(1,), null=null, sampling_guidance=2.0)
     state = begin(plain, points(label=jnp.zeros(5, jnp.int32)))
-    state = state.replace(params={**state.params, "table": jnp.array([0.5, 0.2, 0.1])})
+    state = with_params(state, table=jnp.array([0.5, 0.2, 0.1]))
     unit, zero = jnp.ones((2, 1)), {"label": jnp.zeros(2, jnp.int32)}
     pull = 1 - default_grid(3)[2] / default_grid(3)[1]  # of D on the last state
-    difference = guided.sample(state, unit, zero) - plain.sample(state, unit, zero)
+    difference = guided.sample(exported(state), unit, zero) - plain.sample(exported(state), unit, zero)
     np.testing.assert_allclose(difference, pull * (0.5 - 0.1), rtol=1e-4)
 
 
@@ -391,7 +418,7 @@ def test_slices_of_an_accumulated_batch_drop_differently():
             jax.debug.callback(lambda kept: seen.append(tuple(np.asarray(kept))), kept)
             return x * self.param("a", nn.initializers.ones, ())
 
-    method = make(Watched(), nfe=(1,), parts=3)
+    method = make(Watched(), nfe=(1,), accum_steps=3)
     state = begin(method, points(6))
     seen.clear()
     jax.block_until_ready(jax.jit(method.step)(state, points(6), jax.random.key(0)))
@@ -401,11 +428,11 @@ def test_slices_of_an_accumulated_batch_drop_differently():
 
 def test_half_precision_is_the_networks_alone():
     model = models.MLP(channels=1, width=8, depth=1, step_embed="zero", dtype=jnp.bfloat16)
-    method = sfd(model, optax.adam(1e-3), teacher=lambda _: GAUSSIAN, nfe=(1, 2))
+    method = make(model, optax.adam(1e-3), convention=denoisers.edm, nfe=(1, 2))
     with jax.numpy_dtype_promotion("standard"):
         state = begin(method, points())
         after, metrics = jax.eval_shape(method.step, state, points(), jax.random.key(0))
-        images = jax.eval_shape(method.sample, state, jnp.zeros((2, 1)))
+        images = jax.eval_shape(method.sample, exported(state), jnp.zeros((2, 1)))
     floats = [leaf.dtype for leaf in jax.tree.leaves((after, metrics, images)) if leaf.dtype != jnp.int32]
     assert set(floats) == {jnp.dtype("float32")}
 
@@ -414,7 +441,7 @@ def test_a_student_can_be_differentiated_forwards(unet):
     model, teacher = unet
     method, state = student_of(model, "", teacher)
     x, cond = jnp.ones((1, 8, 8, 1)), {"label": jnp.zeros(1, jnp.int32)}
-    jax.eval_shape(lambda x: jax.jvp(lambda x: method.denoiser(state)(x, 1.0, cond), (x,), (x,)), x)
+    jax.eval_shape(lambda x: jax.jvp(lambda x: method.denoiser(exported(state))(x, 1.0, cond), (x,), (x,)), x)
 
 
 def test_dropout_is_a_flag():
@@ -431,17 +458,17 @@ def test_dropout_is_a_flag():
 def test_the_second_stage_learns_the_first_students_own_walk():
     first = make(Affine(step_embed="zero"), nfe=(2, 5))
     state = begin(first, points())
-    state = state.replace(params={"a": jnp.float32(0.3), "b": jnp.float32(0.2), "c": jnp.float32(0.05)})
-    teacher = first.export(state).ema
-    second = sfd(
-        Affine(step_embed="zero"), optax.sgd(0.0), nfe=(1,), substeps=3, solver="euler", teacher_afs=True,
-        teacher_step=7, wrapper=bare,
+    state = with_params(state, a=jnp.float32(0.3), b=jnp.float32(0.2), c=jnp.float32(0.05))
+    teacher = exported(state)
+    second = make(
+        Affine(step_embed="zero"), optax.sgd(0.0), analytic=None, nfe=(1,), substeps=3, solver="euler",
+        teacher_afs=True, teacher_step=7,
     )  # fmt: skip
     begun, key = begin(second, points(), teacher), jax.random.key(6)
-    assert jax.tree.all(jax.tree.map(np.array_equal, begun.params, teacher))
+    assert jax.tree.all(jax.tree.map(np.array_equal, begun.params["student"], teacher))
     _, metrics = jax.jit(second.step)(begun, points(), key)
     unit = noise_of(key, (5, 1))
-    gap = np.abs(second.sample(begun, unit) - first.sample(state, unit, nfe=5)).mean()
+    gap = np.abs(second.sample(exported(begun), unit) - first.sample(exported(state), unit, nfe=5)).mean()
     np.testing.assert_allclose(metrics["end_distance"], gap, rtol=1e-4)
     assert gap > 1e-3
 
@@ -475,20 +502,19 @@ def test_losses():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"nfe": ()}, "nfe lists the student's evaluations"),
-        ({"nfe": (2, 2)}, r"each once and at least 1, got \(2, 2\)"),
+        ({"nfe": ()}, r"nfe .*got \(\)"),
+        ({"nfe": (2, 2)}, r"nfe .*got \(2, 2\)"),
         ({"nfe": (0,)}, "at least 1"),
         ({"substeps": 0}, r"substeps \(K\).* must be at least 1, got 0"),
         ({"solver": "ancestral"}, "must be deterministic"),
         ({"solver": "hein"}, "did you mean 'heun'"),
         ({"loss": "l3"}, "unknown SFD loss .* 'l3'"),
-        ({"loss": "l1+lpips"}, "needs LPIPS weights"),
         ({"condition": "step"}, "unknown SFD condition 'step'"),
-        ({"sample_nfe": 5}, "made for 2 evaluations, got 5"),
+        ({"timestamps": 7}, "2 evaluations, got 5"),
         ({"grid": lambda n: np.linspace(2.0, 1.0, n) ** (1 + 1 / n)}, "does not contain the student's"),
-        ({"teacher": None, "teacher_step": 13}, "the model has no step_embed"),
-        ({"teacher_step": 7}, r"told 7 timestamps .* it walks 13; change substeps or teacher_step"),
-        ({"guidance": 2.0}, "guidance=2.0 needs null values"),
+        ({"analytic": None, "teacher_step": 13}, "the model has no step_embed"),
+        ({"teacher_step": 7}, r"7 timestamps .*13"),
+        ({"guidance": 2.0}, "guidance=2.0 needs a network"),
     ],
 )
 def test_errors(options, message):
@@ -496,33 +522,42 @@ def test_errors(options, message):
         make(**options)
 
 
+def test_a_perceptual_loss_needs_its_weights():
+    with pytest.raises(ValueError, match="needs LPIPS weights"):
+        make_loss("l1+lpips")
+    method = make(models.UNet(resolution=8, channels=3), convention=denoisers.edm, loss="l1+lpips", shape=(8, 8, 3))
+    with pytest.raises(ValueError, match=r"sfd\.lpips\.weights"):
+        method.frozen["lpips"].load()
+
+
 def test_sampling_with_other_evaluations_is_refused():
     method = make(nfe=(1, 2))
-    with pytest.raises(ValueError, match="made for 1, 2 evaluations, got 4"):
-        method.sample(begin(method, points()), jnp.zeros((1, 1)), nfe=4)
+    with pytest.raises(ValueError, match="1, 2 evaluations, got 4"):
+        method.sample(exported(begin(method, points())), jnp.zeros((1, 1)), nfe=4)
 
 
 def test_a_teacher_that_does_not_fit_is_refused():
-    method = make(teacher=None)
-    with pytest.raises(ValueError, match=r"the teacher does not fit the student: 1 misfits \(w is unknown\)"):
+    method = make(analytic=None)
+    with pytest.raises(ValueError, match=r"teacher.*1 mismatches \(w is unknown\)"):
         begin(method, points(), {"a": jnp.float32(1), "w": jnp.float32(1)})
     with pytest.raises(ValueError, match=r"a is \(2,\), expected \(\)"):
         begin(method, points(), {"a": jnp.ones(2)})
     state = begin(method, points(), {"a": jnp.float16(3)})
-    assert float(state.params["a"]) == 3 and float(state.params["b"]) == pytest.approx(0.1)
-    assert state.params["a"].dtype == jnp.float32
+    assert float(state.params["student"]["a"]) == 3 and float(state.params["student"]["b"]) == pytest.approx(0.1)
+    assert state.params["student"]["a"].dtype == jnp.float32
 
 
 def test_a_teacher_of_another_architecture_and_a_start_of_ones_own():
     big = {"w": jnp.full(7, 0.5)}
-    method = make(teacher=lambda params: lambda x, sigma, cond=None: params["w"].mean() * x)
+    other = Teacher(lambda params: lambda x, sigma, cond=None: params["w"].mean() * x, Frozen(dict, dict))
+    method = make(analytic=None, teacher=other)
     state = method.init(jax.random.key(0), points(), {"teacher": big, "student": {"b": jnp.float32(2)}})
-    assert set(state.frozen) == {"teacher"} and float(state.params["b"]) == 2
-    assert float(begin(method, points(), big).params["b"]) == pytest.approx(0.1)
+    assert set(state.frozen) == {"teacher"} and float(state.params["student"]["b"]) == 2
+    assert float(begin(method, points(), big).params["student"]["b"]) == pytest.approx(0.1)
     after, _ = jax.jit(method.step, donate_argnums=0)(state, points(), jax.random.key(0))
     assert float(big["w"].sum()) == 3.5  # what was given is not donated with the state
     np.testing.assert_array_equal(after.frozen["teacher"]["w"], 0.5)
 
 
 def test_it_is_a_method_by_name():
-    assert methods.METHODS["sfd"] is sfd
+    assert methods.METHODS["sfd"].build is sfd.build

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxdiff import denoisers
+from jaxdiff import schedules
 from jaxdiff.noise import levels
 
 N = 50_000
@@ -63,7 +63,7 @@ def test_the_shift_is_sd3s():
 
 
 def test_discrete_levels_are_uniform_over_the_table():
-    table = denoisers.sigma_table(denoisers.linear_abar())
+    table = schedules.sigma_table(schedules.linear_alpha_bar())
     found = np.asarray(levels.discrete(table)(KEY, N))
     index = np.searchsorted(np.asarray(table, np.float32), found)
     np.testing.assert_array_equal(np.asarray(table, np.float32)[index], found)

@@ -4,23 +4,23 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-from training_runs import PICTURES, assert_close, assert_same_bits, config_of, losses, saved_state
+from training_runs import IMAGES, assert_close, assert_same_bits, config_of, losses, saved_state
 
-from jaxdiff.training import build, train
-from jaxdiff.training.trainer import declare
+from jaxdiff.training import prepare, train
+from jaxdiff.training.state import declare
 
 FIELDS = {"patch": 4, "depth": 6, "width": 16, "heads": 2, "learn_variance": False}
-BASE = {**PICTURES, "model.fields": FIELDS, "train.steps": 3, "train.save_every": 1, "sample.count": 0}
+BASE = {**IMAGES, "model.fields": FIELDS, "train.steps": 3, "train.save_every": 1, "sample.count": 0}
 SMALL = {**BASE, "model.name": "mdt", "model.fields": {**FIELDS, "depth": 3, "decoder": 1, "mask_buckets": 2}}
 MESH = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}
 
 
 def test_a_config_needs_only_another_name():
-    models = {name: build(config_of(BASE, {"model.name": name})).model for name in ("dit", "mdt")}
+    models = {name: prepare(config_of(BASE, {"model.name": name}))[0].model for name in ("dit", "mdt")}
     assert type(models["mdt"]).__name__ == "MDT" and models["mdt"].mask_ratio == (0.3, 0.5)
     assert all(getattr(models["mdt"], name) == getattr(models["dit"], name) for name in FIELDS)
-    declared, _ = declare(build(config_of(SMALL, MESH)))
-    assert declared.params["encode_in_0"]["position_bias"].sharding.spec == PartitionSpec(None, "tensor")
+    declared = declare(*prepare(config_of(SMALL, MESH)))
+    assert declared.params["student"]["encode_in_0"]["position_bias"].sharding.spec == PartitionSpec(None, "tensor")
 
 
 @pytest.mark.slow
@@ -41,5 +41,5 @@ def test_a_run_goes_on_to_the_same_bits_and_a_mesh_agrees(tmp_path):
     assert list(found) == list(wanted) == [1, 2, 3]
     np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-5)
     assert_close(spread.params, state.params, 2e-5)
-    bias = spread.params["encode_in_0"]["position_bias"]
+    bias = spread.params["student"]["encode_in_0"]["position_bias"]
     assert {shard.data.shape for shard in bias.addressable_shards} == {(3 * 3 + 3, 1)}

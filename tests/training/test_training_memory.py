@@ -5,14 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from training_runs import assert_close, assert_same_bits, config_of, losses, pictures_of, points_of
+from method_parts import build_method
+from training_runs import assert_close, assert_same_bits, config_of, images_of, losses, points_of
 
 from jaxdiff import models, plan
 from jaxdiff.methods import emd
+from jaxdiff.methods.averaging import constant
 from jaxdiff.plan.program import devices_of
-from jaxdiff.training import build, train
+from jaxdiff.training import prepare, train
 from jaxdiff.training.sharding import HOST, check_host_memory
-from jaxdiff.training.trainer import declare
+from jaxdiff.training.state import declare
 
 OFFLOAD = {"teacher.offload": True}
 
@@ -22,7 +24,7 @@ def kinds(tree):
 
 
 def test_what_is_frozen_is_declared_on_the_host():
-    state, _ = declare(build(config_of(points_of("sfd"), {"teacher.kind": "fresh", **OFFLOAD})))
+    state = declare(*prepare(config_of(points_of("sfd"), {"teacher.kind": "fresh", **OFFLOAD})))
     assert kinds(state.frozen) == {HOST} and HOST not in kinds((state.params, state.opt_state))
 
 
@@ -37,7 +39,7 @@ def test_an_offloaded_teacher_stays_on_the_host_and_changes_no_bit(tmp_path):
 
     straight = run("straight")
     first = run("offloaded", **OFFLOAD, **{"train.steps": 2})
-    assert kinds(first.frozen) == {HOST} and HOST not in kinds((first.params, first.score))
+    assert kinds(first.frozen) == {HOST} and HOST not in kinds(first.params)
     assert_same_bits(jax.device_get(run("offloaded")), jax.device_get(straight))
     assert losses(tmp_path / "offloaded") == losses(tmp_path / "straight")
 
@@ -50,7 +52,7 @@ def test_a_device_that_cannot_read_the_host_is_refused():
             raise jax.errors.JaxRuntimeError(f"no {kind} here")
 
     check_host_memory(jax.devices()[0])
-    with pytest.raises(ValueError, match=r"pinned_host memory, which toaster does not offer.*set it to False"):
+    with pytest.raises(ValueError, match=r"pinned_host memory, which toaster .*set it to False"):
         check_host_memory(Device())
 
 
@@ -62,11 +64,10 @@ def test_offloading_takes_the_teacher_out_of_the_argument_memory(tpu_compiler):
     devices = devices_of(machine)
     changes = {"mesh.data": 1, "mesh.fsdp": 4, "mesh.min_size": 64}
     near, far = (
-        plan.make(config_of(pictures_of("emd"), {**changes, **more}), machine, devices=devices)
-        for more in ({}, OFFLOAD)
+        plan.make(config_of(images_of("emd"), {**changes, **more}), machine, devices=devices) for more in ({}, OFFLOAD)
     )
-    teacher = near["state"]["frozen"]
-    assert far["host"] == {"frozen": teacher} and "frozen" not in far["state"]
+    teacher = near["state"]["frozen/teacher"]
+    assert far["host"] == {"frozen/teacher": teacher} and "frozen/teacher" not in far["state"]
     assert near["hbm"]["host"] == 0 and far["hbm"]["host"] >= teacher
     # small arrays are padded to tiles
     assert near["hbm"]["arguments"] - far["hbm"]["arguments"] >= teacher
@@ -80,25 +81,29 @@ def test_chains_in_half_precision_leave_the_rest_alone():
     teacher = model.init(jax.random.key(3), batch["image"], jnp.ones(16))["params"]
     found = {}
     with jax.numpy_dtype_promotion("standard"):
-        for dtype in (None, jnp.float32, jnp.bfloat16):
-            method = emd(model, optax.sgd(0.1), sigma_star=2.0, steps=3, step_z=0.01, chain_dtype=dtype)
+        for dtype in ("", "float32", "bfloat16"):
+            options = {"sigma_max": 2.0, "steps": 3, "step_z": 0.01, "average": constant(0.5), "chain_dtype": dtype}
+            method = build_method(emd, model, optax.sgd(0.1), **options)
             state = method.init(jax.random.key(0), batch, {"teacher": teacher})
             found[dtype] = (state, *jax.jit(method.step)(state, batch, jax.random.key(1)))
-    start, plain, metrics = found[None]
-    assert_close(plain, found[jnp.float32][1], 1e-6)
-    _, half, close = found[jnp.bfloat16]
-    assert_close(half.score, plain.score, 1e-6)  # matched to the generator itself, not to its copy
+    start, plain, metrics = found[""]
+    assert_close(plain, found["float32"][1], 1e-6)
+    _, half, close = found["bfloat16"]
+    assert_close(half.params["score"], plain.params["score"], 1e-6)  # matched to the generator itself, not to its copy
     assert_same_bits(half.frozen, start.frozen)
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((half.params, half.ema, half.frozen)))
-    apart, moved = (optax.tree.norm(jax.tree.map(jnp.subtract, half.params, other.params)) for other in (plain, start))
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((half.params, half.averages, half.frozen)))
+    apart, moved = (
+        optax.tree.norm(jax.tree.map(jnp.subtract, half.params["student"], other.params["student"]))
+        for other in (plain, start)
+    )
     assert 0 < apart < 0.05 * moved
     np.testing.assert_allclose(close["score_gap"], metrics["score_gap"], rtol=0.05)
 
 
 def test_wrong_knobs_are_refused_when_a_run_is_built():
     with pytest.raises(ValueError, match=r"model\.remat.*'dot'.*dots"):
-        build(config_of(pictures_of("denoise"), {"model.remat": "dot"}))
+        prepare(config_of(images_of("diffusion"), {"model.remat": "dot"}))
     with pytest.raises(ValueError, match=r"'mlp' has no blocks to rematerialise; set model\.remat=''"):
-        build(config_of(changes={"model.remat": "full"}))
+        prepare(config_of(changes={"model.remat": "full"}))
     with pytest.raises(ValueError, match=r"emd\.chain_dtype.*bfloat16"):
-        build(config_of(points_of("emd"), {"emd.chain_dtype": "float16"}))
+        prepare(config_of(points_of("emd"), {"emd.chain_dtype": "float16"}))

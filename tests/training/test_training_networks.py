@@ -7,8 +7,8 @@ from jax import export
 from training_runs import assert_close, assert_same_bits, losses
 
 from jaxdiff.configs import t2i_small
-from jaxdiff.training import build, train
-from jaxdiff.training.trainer import declare
+from jaxdiff.training import prepare, train
+from jaxdiff.training.state import declare
 from jaxdiff.trees import by_name
 
 ONE = jax.devices()[:1]
@@ -45,9 +45,9 @@ def test_a_run_goes_on_to_the_same_bits_and_eight_devices_agree(name, tmp_path):
     "name", [name if name == "dit" else pytest.param(name, marks=pytest.mark.slow) for name in t2i_small.NETWORKS]
 )
 def test_a_training_step_lowers_for_tpu(name):
-    job = build(config_with(name), ONE)
-    state, _ = declare(job)
+    run, mesh = prepare(config_with(name), ONE)
+    state = declare(run, mesh)
     whole = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # noqa: E731
-    given = jax.tree.map(whole, (state, job.dataset.batch(0, 8)))
-    made = export.export(jax.jit(job.method.step), platforms=["tpu"])(*given, jax.random.key(0))
+    given = jax.tree.map(whole, (state, run.select(run.data.batch(0, 8))))
+    made = export.export(jax.jit(run.method.step), platforms=["tpu"])(*given, jax.random.key(0))
     assert made.platforms == ("tpu",) and "stablehlo.dot_general" in made.mlir_module()

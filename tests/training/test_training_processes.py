@@ -4,6 +4,8 @@ import json
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,7 +15,7 @@ import pytest
 from training_runs import config_of, finish, losses, points_of, saved_steps, start, wait_for
 
 from jaxdiff.training import distributed, train
-from jaxdiff.training.distributed import RETRY, Place
+from jaxdiff.training.distributed import RETRY, ProcessSpec
 
 SPLIT = {"mesh.data": 2, "mesh.fsdp": 2, "mesh.min_size": 64, "data.batch_size": 16}
 SILENCE = 60  # seconds without a heartbeat after which JAX takes a process for dead
@@ -55,7 +57,7 @@ def assert_same_losses(one, other, steps):
     np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-5)
 
 
-def test_one_of_two_is_told_to_stop_and_one_process_goes_on(tmp_path):
+def test_one_of_two_is_stopped_and_one_process_resumes(tmp_path):
     """Both save at the same step; what follows, in one process, are the losses of a run that was never two."""
     changes = {**SPLIT, "train.steps": 120, "train.save_every": 1000}
     processes = pair(tmp_path / "two", moment="slow", changes=changes)
@@ -69,14 +71,14 @@ def test_one_of_two_is_told_to_stop_and_one_process_goes_on(tmp_path):
     assert [code for code, _, _ in results] == [RETRY, RETRY], results
     (step,) = saved_steps(tmp_path / "two")
     assert 3 < step < 120 and all(f"RETURNED step {step}, stopped True" in out for _, out, _ in results)
-    assert f"received: step {step} is saved in {tmp_path / 'two'}" in results[0][1]
-    assert alone(tmp_path / "two", "denoise", changes).step == 120
-    alone(tmp_path / "one", "denoise", changes)
+    assert f"received: saved step {step} to {tmp_path / 'two'}" in results[0][1]
+    assert alone(tmp_path / "two", "diffusion", changes).step == 120
+    alone(tmp_path / "one", "diffusion", changes)
     assert_same_losses(tmp_path / "two", tmp_path / "one", 120)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["denoise", "sfd", "emd"])
+@pytest.mark.parametrize("method", ["diffusion", "sfd", "emd"])
 def test_two_processes_have_the_losses_of_one(tmp_path, method):
     changes = {**SPLIT, "train.steps": 8}
     results = both(tmp_path / "two", method=method, changes=changes)
@@ -104,7 +106,7 @@ def test_a_process_that_is_killed_ends_the_other(tmp_path, victim):
         for process in processes:
             process.kill()
     assert code in (RETRY, -signal.SIGABRT), err
-    assert "another process is lost" in err or "another task died" in err
+    assert "another process was lost" in err or "another task died" in err
     assert saved_steps(tmp_path / "ended")[-1] in (10, 20, 30)
     results = both(tmp_path / "ended", changes=changes)
     assert [code for code, _, _ in results] == [0, 0], results
@@ -118,7 +120,7 @@ def test_processes_that_differ_do_not_start(tmp_path):
     results = both(tmp_path, changes=SPLIT, second={"seed": 1})
     for code, _, err in results:
         assert code not in (0, RETRY), results
-        assert re.search(r"the processes of a run must be alike: config is \w+ on process 0, \w+ on process 1", err)
+        assert re.search(r"processes of a run differ: config is \w+ on process 0, \w+ on process 1", err)
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -130,7 +132,7 @@ def test_those_who_do_not_come_are_named_to_those_who_do(capfd):
 
     def take_part(process):
         try:
-            distributed.roll_call(Place(f"127.0.0.1:{port}", 4, process), 2.0)
+            distributed.rendezvous(ProcessSpec(f"127.0.0.1:{port}", 4, process), 2.0)
         except TimeoutError as error:
             told[process] = str(error)
 
@@ -141,7 +143,7 @@ def test_those_who_do_not_come_are_named_to_those_who_do(capfd):
         thread.join(40)
     assert set(told) == {0, 2}
     for process, text in told.items():
-        assert f"process {process} of 4: after 2 s 1, 3 of 0..3 did not come to 127.0.0.1:{port}" in text
+        assert f"process {process} of 4: after 2 s, processes 1, 3 of 0..3 did not reach 127.0.0.1:{port}" in text
         assert "firewall" in text
     assert "process 0 of 4: at 127.0.0.1" in capfd.readouterr().out
 
@@ -150,7 +152,7 @@ def test_all_come_and_the_port_is_free_again(capfd):
     port, done = free_port(), []
 
     def take_part(process):
-        distributed.roll_call(Place(f"127.0.0.1:{port}", 3, process), 30.0)
+        distributed.rendezvous(ProcessSpec(f"127.0.0.1:{port}", 3, process), 30.0)
         done.append(process)
 
     threads = [threading.Thread(target=take_part, args=(process,)) for process in (2, 1, 0)]
@@ -165,9 +167,9 @@ def test_all_come_and_the_port_is_free_again(capfd):
 
 
 def test_process_0_that_is_not_there():
-    place = Place(f"127.0.0.1:{free_port()}", 2, 1)
-    with pytest.raises(TimeoutError, match=r"process 1 of 2: after 0 s 0 of 0..1 did not come"):
-        distributed.roll_call(place, 0.3)
+    spec = ProcessSpec(f"127.0.0.1:{free_port()}", 2, 1)
+    with pytest.raises(TimeoutError, match=r"process 1 of 2: after 0 s, processes 0 of 0..1 did not reach"):
+        distributed.rendezvous(spec, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -200,9 +202,30 @@ def test_a_place_by_slurm(monkeypatch):
     assert distributed.launched_by({"KUBERNETES_SERVICE_HOST": "x", "JOB_COMPLETION_INDEX": "0"}) == "Kubernetes"
 
 
+MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({**MPI, "OMPI_MCA_orte_hnp_uri": "8192.0;tcp://10.0.0.1,10.0.0.2:34911"}, ("10.0.0.1:61442", 2, 1)),
+        ({**MPI, "OMPI_MCA_orte_hnp_uri": "4096.0;tcp6://[fe80::b9b,2620::2]:43370"}, ("fe80::b9b:61441", 2, 1)),
+        (MPI, None),
+        ({"TPU_WORKER_HOSTNAMES": "a,b,c", "TPU_WORKER_ID": "2"}, ("a:8482", 3, 2)),
+        ({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "0", "MEGASCALE_NUM_SLICES": "2"}, None),
+        ({"KUBERNETES_SERVICE_HOST": "x", "JOB_COMPLETION_INDEX": "0"}, None),
+    ],
+)
+def test_a_place_by_other_launchers(environment, found):
+    place = distributed.find(environment=environment)
+    assert (place and (place.coordinator, place.processes, place.process)) == found
+
+
 def test_half_a_place_is_an_error():
-    with pytest.raises(ValueError, match="JAX cannot tell which process this is of those that this machine started"):
-        distributed.find(detect=True, environment={})
+    code = "from jaxdiff.training import distributed; distributed.connect(detect=True)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert child.returncode == 1
+    assert "JAX cannot detect the processes started by this machine" in child.stderr
     with pytest.raises(ValueError, match="--coordinator=HOST:PORT of process 0, --processes=N and --process in"):
         distributed.find(processes=2, environment={})
 

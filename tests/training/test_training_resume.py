@@ -25,7 +25,7 @@ from training_runs import (
     wait_for,
 )
 
-from jaxdiff.training import build
+from jaxdiff.training import load_data
 from jaxdiff.training.distributed import RETRY
 
 STEPS, EVERY = POINTS["train.steps"], POINTS["train.save_every"]
@@ -41,7 +41,7 @@ def straight(tmp_path_factory):
     return workdir, out, err
 
 
-def assert_like(workdir, straight, method="denoise"):
+def assert_like(workdir, straight, method="diffusion"):
     """Parameters, optimizer, average and every loss, to the bit; and each step saw the batch it should."""
     assert saved_steps(workdir)[-1] == STEPS
     config = config_of(points_of(method))
@@ -54,7 +54,7 @@ def assert_like(workdir, straight, method="denoise"):
 
 
 def test_the_batches_are_those_of_seed_and_step(straight):
-    dataset = build(config_of()).dataset
+    dataset = load_data(config_of())
     for step, line in enumerate(lines(straight[0], "batches.jsonl")):
         batch = dataset.batch(step, POINTS["data.batch_size"])
         digest = hashlib.sha256(b"".join(batch[name].tobytes() for name in sorted(batch))).hexdigest()
@@ -69,8 +69,8 @@ def test_killed_stopped_interrupted_and_run_again(straight, tmp_path):
 
     at = RANDOM.randrange(EVERY + 1, 2 * EVERY)
     code, out, _ = run(tmp_path, moment="step", step=at, signal="SIGTERM")
-    assert code == RETRY and "starting afresh\n" in out
-    assert f"SIGTERM received: step {at + 1} is saved in {tmp_path}; run the same command to go on\n" in out
+    assert code == RETRY and "starting from scratch\n" in out
+    assert f"SIGTERM received: saved step {at + 1} to {tmp_path}; rerun the command to resume\n" in out
     assert f"RETURNED step {at + 1}, stopped True" in out and saved_steps(tmp_path)[-1] == at + 1
     assert (tmp_path / "export.safetensors").exists()
 
@@ -82,14 +82,14 @@ def test_killed_stopped_interrupted_and_run_again(straight, tmp_path):
 
     code, out, _ = run(tmp_path, moment="step", step=last + 1, signal="SIGINT")
     assert code == RETRY and f"resuming from the checkpoint of step {last}\n" in out
-    assert f"SIGINT received: step {last + 2} is saved in {tmp_path}" in out and saved_steps(tmp_path)[-1] == last + 2
+    assert f"SIGINT received: saved step {last + 2} to {tmp_path}" in out and saved_steps(tmp_path)[-1] == last + 2
 
     code, out, _ = run(tmp_path)
     assert code == 0 and f"resuming from the checkpoint of step {last + 2}\n" in out
     assert_like(tmp_path, straight[0])
 
 
-@methods("consistency", "denoise")
+@methods("consistency", "diffusion")
 def test_every_other_method_goes_on_where_it_was_killed(method, tmp_path):
     """Killed after the second save began, so that the first is whole; then left alone."""
     straight, workdir = tmp_path / "straight", tmp_path / "ended"
@@ -98,7 +98,7 @@ def test_every_other_method_goes_on_where_it_was_killed(method, tmp_path):
     undisturbed = start(straight, **order)  # beside the others
     try:
         code, out, err = run(workdir, **order, moment="step", step=2 * EVERY + 1, signal="SIGKILL")
-        assert code == -signal.SIGKILL and "starting afresh\n" in out, err
+        assert code == -signal.SIGKILL and "starting from scratch\n" in out, err
         last = saved_steps(workdir)[-1]
         assert last in (EVERY, 2 * EVERY)
         code, out, err = run(workdir, **order)
@@ -136,7 +136,7 @@ def test_stop_during_evaluation(tmp_path):
     process.send_signal(signal.SIGTERM)
     code, out, err = finish(process)
     assert code == RETRY, err
-    assert f"SIGTERM received: step {EVERY} is saved in {tmp_path}" in out
+    assert f"SIGTERM received: saved step {EVERY} to {tmp_path}" in out
     assert saved_steps(tmp_path) == [EVERY] and not (tmp_path / "evaluations.jsonl").exists()
 
 
@@ -151,7 +151,7 @@ def test_stop_during_compilation(tmp_path):
 
 
 def test_a_disk_that_fills_up(tmp_path):
-    """Real writes that fail: the message names the step and what is safe, and with space again the run goes on."""
+    """Real writes that fail: the message names the step and what is safe, and with space again the run resumes."""
     wide = {"model.fields.width": 64}
     code, _, err = run(tmp_path, moment="full_disk", step=2 * EVERY, changes=wide)
     assert code == 1
@@ -167,13 +167,16 @@ def test_a_disk_that_fills_up(tmp_path):
 def test_what_a_run_writes(straight):
     workdir, out, err = straight
     assert "FOREIGN []" in out
-    assert re.search(r"3,394 parameters; per device: params .* MiB, opt_state .* MiB, ema .* MiB; mesh data 1", out)
+    assert re.search(
+        r"3,394 parameters; per device: params/student .* MiB, opt_state/student .* MiB, ema .* MiB; mesh data 1", out
+    )
     assert re.search(r"compiled the training step in \d+\.\d s", out)
     assert re.search(rf"step {STEPS - 1}: .*loss .*steps_per_second .*minutes_left", out)
     assert "\r" not in err and "step/s" not in err  # no progress bar: this is not a terminal
     assert all({"time", "step"} <= set(line) for line in lines(workdir))
     assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
-    assert json.loads((workdir / "config.json").read_text())["train"]["steps"] == STEPS
+    config = json.loads((workdir / "config.json").read_text())
+    assert config["train"]["steps"] == STEPS and config["format"] == 2
 
 
 def test_no_other_framework_is_imported(tmp_path):
@@ -183,7 +186,7 @@ def test_no_other_framework_is_imported(tmp_path):
         (tmp_path / "decoys" / name / "__init__.py").touch()
     decoys = {"PYTHONPATH": str(tmp_path / "decoys"), "XLA_FLAGS": "--xla_backend_optimization_level=0"}
     quick = {"train.steps": 2, "train.eval_every": 1, "eval.net": "digits", "eval.samples": 16, "eval.reference": 32}
-    code, out, err = run(tmp_path / "run", environment=decoys, pictures=True, changes=quick)
+    code, out, err = run(tmp_path / "run", environment=decoys, images=True, changes=quick)
     assert code == 0, err
     assert "FOREIGN []" in out
     assert [line["step"] for line in lines(tmp_path / "run", "evaluations.jsonl")] == [1, 2]

@@ -4,24 +4,27 @@ import jax
 import numpy as np
 import pytest
 from training_runs import (
+    IMAGES,
     METHODS,
-    PICTURES,
     POINTS,
     assert_close,
     assert_same_bits,
     config_of,
+    images_of,
     losses,
     methods,
-    pictures_of,
     points_of,
     saved_state,
 )
 
 from jaxdiff import models
+from jaxdiff.conventions import DDPM
+from jaxdiff.methods import exported
 from jaxdiff.models.conditioning import Control
-from jaxdiff.plan.program import arguments
-from jaxdiff.training import build, sample, train, trainer
+from jaxdiff.plan.program import arguments, step_of
+from jaxdiff.training import Sampler, prepare, train
 from jaxdiff.training.sharding import bytes_per_device, global_batch, make_mesh, spec_of, state_shardings
+from jaxdiff.training.state import Guard, declare, example_batch, shardings_of
 from jaxdiff.trees import path_name
 
 MESHES = {
@@ -33,35 +36,34 @@ COUNT = 6  # images, a number that no mesh divides
 
 
 def images(config, state, devices=None):
-    parts = list(sample(build(config, devices), state, COUNT, seed=7))
-    return np.concatenate([part for part, _ in parts]), np.concatenate([labels for _, labels in parts])
+    return Sampler(*prepare(config, devices)).sample(exported(state), COUNT, 7)
 
 
 @pytest.fixture(scope="module")
 def single(request, tmp_path_factory):
     """The run of a method on one device: its name, folder, state and images."""
     workdir, one = tmp_path_factory.mktemp("single"), jax.devices()[:1]
-    config = config_of(pictures_of(request.param), {"sample.count": 0})
+    config = config_of(images_of(request.param), {"sample.count": 0})
     state = train(config, workdir, quiet=True, devices=one).state
     return request.param, workdir, state, images(config, state, one)
 
 
 # the last mesh has all three axes: what holds there and, for one method, on the others holds for the rest
-CASES = [("denoise", "data"), *((method, "data_fsdp_tensor") for method in METHODS)]
+CASES = [("diffusion", "data"), *((method, "data_fsdp_tensor") for method in METHODS)]
 
 
 @pytest.mark.parametrize(("single", "name"), CASES, indirect=["single"])
 def test_meshes_agree_with_one_device(single, tmp_path, name):
-    method, workdir, state, (pictures, labels) = single
-    config = config_of(pictures_of(method), {"sample.count": 0, **MESHES[name]})
+    method, workdir, state, (samples, labels) = single
+    config = config_of(images_of(method), {"sample.count": 0, **MESHES[name]})
     result = train(config, tmp_path, quiet=True)
     found, wanted = losses(tmp_path), losses(workdir)
     assert list(found) == list(wanted) == [1, 2, 3, 4]
     np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-5)
     assert_close(result.state.params, state.params, 2e-5)
-    assert_close(result.state.ema, state.ema, 2e-5)
+    assert_close(result.state.averages, state.averages, 2e-5)
     others, other_labels = images(config, result.state)
-    np.testing.assert_allclose(others, pictures, atol=1e-4)
+    np.testing.assert_allclose(others, samples, atol=1e-4)
     assert (other_labels == labels).all()
     assert_split(result.state, name)
     if name == "data_fsdp_tensor":
@@ -72,8 +74,8 @@ def assert_split(state, name):
     """What each device really holds, of a parameter, its moments, its average and its teacher."""
     parts = {"data": (1, 1), "fsdp": (8, 1), "data_fsdp_tensor": (2, 2)}[name]
     fsdp, tensor = parts
-    others = [state.ema, *(getattr(state, "frozen", None) or {}).values()]
-    for tree in (state.params, state.opt_state[1][0].mu, *(tree for tree in others if tree)):
+    others = [*state.averages.values(), *state.frozen.values()]
+    for tree in (state.params["student"], state.opt_state["student"][1][0].mu, *(tree for tree in others if tree)):
         kernel = tree["blocks_0"]["attention"]["qkv"]["kernel"]
         assert kernel.shape == (32, 3, 4, 8)
         assert {s.data.shape for s in kernel.addressable_shards} == {(32 // fsdp, 3, 4 // tensor, 8)}
@@ -88,9 +90,9 @@ def assert_split(state, name):
 def restore_on_fewer(workdir, state, method):
     """The checkpoint of eight devices on two and on one, to the bit."""
     for devices, mesh in ((jax.devices()[:2], {"mesh.data": 1, "mesh.fsdp": 2}), (jax.devices()[:1], {})):
-        restored = saved_state(workdir, 4, config_of(pictures_of(method), mesh), devices)
+        restored = saved_state(workdir, 4, config_of(images_of(method), mesh), devices)
         assert_same_bits(restored, state)
-        kernel = restored.params["blocks_0"]["mlp"]["in"]["kernel"]
+        kernel = restored.params["student"]["blocks_0"]["mlp"]["in"]["kernel"]
         assert len(kernel.addressable_shards) == len(devices)
         assert kernel.addressable_shards[0].data.shape == (32, 128 // len(devices))
 
@@ -112,15 +114,15 @@ def test_images_do_not_depend_on_the_batch_or_the_devices():
     """Image i is a function of (seed, i): labels, noise and solver noise, also of a stochastic solver."""
     changes = {"sample.solver": "ancestral"}
     base = config_of(POINTS, {**changes, "sample.batch_size": 4})
-    job = build(base, jax.devices()[:1])
-    state = jax.jit(job.method.init)(jax.random.key(0), job.dataset.batch(0, 4))
-    state = jax.tree.map(lambda a: a + 0.1 if a.dtype == np.float32 else a, state)  # the network starts as zero
+    run, _ = prepare(base, jax.devices()[:1])
+    state = jax.jit(run.method.init)(jax.random.key(0), run.select(run.data.batch(0, 4)))
+    params = jax.tree.map(lambda a: a + 0.1, exported(state))  # the network starts as zero
     results = []
     for size, devices in ((4, 1), (8, 1), (8, 8), (16, 8)):
         config = config_of(POINTS, {**changes, "sample.batch_size": size})
-        there = build(config, jax.devices()[:devices])
-        _, shardings = trainer.declare(there)
-        parts = list(sample(there, jax.device_put(state, shardings), 10, seed=3))
+        there, mesh = prepare(config, jax.devices()[:devices])
+        placed = jax.device_put(params, shardings_of(exported(declare(there, mesh))))
+        parts = list(Sampler(there, mesh).batches(placed, 10, 3))
         assert {len(p) for p, _ in parts[:-1]} <= {size} and sum(len(p) for p, _ in parts) == 10
         results.append([np.concatenate(column) for column in zip(*parts, strict=True)])
     for points, labels in results[1:]:
@@ -150,12 +152,12 @@ def test_rules_place_heads_and_widths_over_tensor_and_the_largest_axis_over_fsdp
 TEXT = {"text": jax.ShapeDtypeStruct((1, 5, 10), np.float32)}
 SPLIT = {  # models of 2 heads and 24 channels (MLPs of 96), with a condition to initialise them
     "dit": (models.DiT(depth=1, width=24, heads=2), None),
-    "dit_cross": (models.DiT(depth=1, width=24, heads=2, semantic="cross", control=Control("ddpm")), None),
+    "dit_cross": (models.DiT(depth=1, width=24, heads=2, label_conditioning="cross", control=Control(DDPM())), None),
     "mdt": (models.MDT(depth=4, width=24, heads=2, decoder=2), None),
     "pixart": (models.PixArt(depth=1, width=24, heads=2, text_dim=10), TEXT),
     "mmdit": (models.MMDiT(depth=2, width=24, heads=2, text_dim=10, pooled_dim=0), TEXT),
     "latent_unet": (
-        models.LatentUNet(width=24, multipliers=(1,), blocks=1, depths=(1,), heads=2, groups=4, text_dim=10), TEXT,
+        models.LatentUNet(width=24, channel_mult=(1,), blocks=1, depths=(1,), heads=2, groups=4, text_dim=10), TEXT,
     ),
 }  # fmt: skip
 
@@ -189,17 +191,17 @@ def test_every_attention_and_mlp_is_split_over_heads_or_width(name, scan):
 def test_heads_that_the_tensor_axis_does_not_divide():
     with pytest.raises(
         ValueError,
-        match=r"blocks_0/attention/qkv/kernel has 3 heads .* which 2 devices do not divide; .* divisors of 3",
+        match=r"blocks_0/attention/qkv/kernel has 3 heads .*mesh.tensor=2.* divisors of 3",
     ):
         spec_of("params/blocks_0/attention/qkv/kernel", (32, 3, 3, 8), make_mesh(4, 1, 2))
 
 
 def test_factored_moments_fit_every_mesh():
     """Adafactor's moments have other shapes than their parameters."""
-    config = config_of(PICTURES, {**MESHES["data_fsdp_tensor"], "optim.name": "adafactor"})
-    job = build(config)
-    abstract = jax.eval_shape(job.method.init, jax.random.key(0), trainer.example_batch(job))
-    shardings = state_shardings(abstract, job.mesh, 1)
+    config = config_of(IMAGES, {**MESHES["data_fsdp_tensor"], "optim.name": "adafactor"})
+    run, mesh = prepare(config)
+    abstract = jax.eval_shape(run.method.init, jax.random.key(0), example_batch(run, mesh))
+    shardings = state_shardings(abstract, mesh, 1)
     for (path, leaf), sharding in zip(
         jax.tree_util.tree_leaves_with_path(abstract), jax.tree.leaves(shardings), strict=True
     ):
@@ -207,8 +209,7 @@ def test_factored_moments_fit_every_mesh():
 
 
 def test_bytes_per_device_count_what_one_device_holds():
-    job = build(config_of(PICTURES, MESHES["fsdp"]))
-    declared, _ = trainer.declare(job)
+    declared = declare(*prepare(config_of(IMAGES, MESHES["fsdp"])))
     state = jax.tree.map(lambda a: jax.device_put(np.zeros(a.shape, a.dtype), a.sharding), declared)
     on_first = [s.data for leaf in jax.tree.leaves(state) for s in leaf.addressable_shards if s.device.id == 0]
     assert bytes_per_device(declared) == sum(a.nbytes for a in on_first)
@@ -221,11 +222,10 @@ def test_devices_share_the_work(method):
 
     def flops(devices):
         config = config_of(points_of(method), {"data.batch_size": 256, "data.options.count": 256})
-        job = build(config, devices)
-        declared, shardings = trainer.declare(job)
-        guard = trainer.Guard(np.int32(0), np.int32(-1))
-        batch = global_batch(job.dataset.batch(0, 256), job.mesh)
-        program = trainer.guarded_step(job, shardings).lower(declared, guard, batch, jax.random.key(0), np.int32(0))
+        run, mesh = prepare(config, devices)
+        given = declare(run, mesh), Guard(np.int32(0), np.int32(-1))
+        batch = global_batch(run.select(run.data.batch(0, 256)), mesh)
+        program = step_of(run, mesh, given).lower(*given, batch, jax.random.key(0), np.int32(0))
         return program.compile().cost_analysis()["flops"]
 
     assert flops(jax.devices()) < 0.25 * flops(jax.devices()[:1])
@@ -233,11 +233,11 @@ def test_devices_share_the_work(method):
 
 @pytest.mark.parametrize(("count", "scan"), [(1, False), (8, False), (8, True)])
 def test_tokens_stay_split_along_the_batch(count, scan):
-    """Where parameters are split, every block is told to keep its tokens as the batch is; one device is told nothing."""
-    config = config_of(PICTURES, {"mesh.data": 1, "mesh.fsdp": count, "data.batch_size": 16})
+    """With sharded parameters every block constrains its tokens to the batch sharding; on one device there are none."""
+    config = config_of(IMAGES, {"mesh.data": 1, "mesh.fsdp": count, "data.batch_size": 16})
     config.model.fields.scan, config.model.fields.depth = scan, 3
-    job = build(config, jax.devices()[:count])
-    given, shardings = arguments(job)
-    text = str(trainer.guarded_step(job, shardings).trace(*given).jaxpr)
-    told = text.count("spec=P(('data', 'fsdp'),)")
-    assert told == 0 if count == 1 else told >= (1 if scan else 3), told
+    run, mesh = prepare(config, jax.devices()[:count])
+    given = arguments(run, mesh)
+    text = str(step_of(run, mesh, given).trace(*given).jaxpr)
+    constraints = text.count("spec=P(('data', 'fsdp'),)")
+    assert constraints == 0 if count == 1 else constraints >= (1 if scan else 3), constraints

@@ -2,7 +2,7 @@
 
     python training_driver.py '{"workdir": ..., "changes": {...}, "moment": ..., "signal": ..., "step": ...}'
 
-`method` and `pictures` choose the run, `changes` change it.
+`method` and `images` choose the run, `changes` change it.
 
 Moments at which it signals itself: `step` (the batch of that step has arrived), `save_begun` (the folder of that step's
 checkpoint was made) and `save_written` (all is written, the folder is about to get its final name). At `compile` and
@@ -24,7 +24,7 @@ from jaxdiff.training import distributed  # noqa: E402
 if "process" in ORDER:
     distributed.connect(f"127.0.0.1:{ORDER['port']}", 2, ORDER["process"], timeout=300, silence=ORDER["silence"])
 
-from training_runs import config_of, pictures_of, points_of  # noqa: E402
+from training_runs import config_of, images_of, points_of  # noqa: E402
 
 from jaxdiff.training import trainer  # noqa: E402
 
@@ -77,13 +77,14 @@ def watch(event, arguments):
         resource.setrlimit(resource.RLIMIT_FSIZE, (16384, resource.RLIM_INFINITY))
 
 
-def slow_evaluate(job, state, *, run, **options):
-    def slowly(*arguments):
-        time.sleep(0.2)
-        return run(*arguments)
+def slow_evaluate(run, params, mesh, *, sampler, **options):
+    class Slow(type(sampler)):
+        def __call__(self, *arguments):
+            time.sleep(0.2)
+            return super().__call__(*arguments)
 
     say("EVALUATING")
-    return evaluate(job, state, run=slowly, **options)
+    return evaluate(run, params, mesh, sampler=Slow(run, mesh, sampler.labels), **options)
 
 
 def slow_compile(run, *arguments):
@@ -103,8 +104,8 @@ if MOMENT == "compile":
     trainer.compile_step = slow_compile
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit fails, as on a full disk, instead of killing
 sys.addaudithook(watch)
-base = (pictures_of if ORDER.get("pictures") else points_of)(ORDER.get("method", "denoise"))
-with distributed.together():
+base = (images_of if ORDER.get("images") else points_of)(ORDER.get("method", "diffusion"))
+with distributed.exit_on_lost_peer():
     result = trainer.train(config_of(base, ORDER.get("changes")), WORKDIR)
 say(f"RETURNED step {result.step}, stopped {result.stopped}")
 say(f"FOREIGN {sorted({'torch', 'tensorflow', 'keras'} & set(sys.modules))}")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from jaxdiff.configs import default
-from jaxdiff.training import build
+from jaxdiff.training import prepare
 from jaxdiff.training.checkpoint import Checkpoints
-from jaxdiff.training.trainer import declare
+from jaxdiff.training.state import declare
 
 POINTS = {
     "data.source": "mixture",
@@ -24,18 +24,18 @@ POINTS = {
     "model.name": "mlp",
     "model.fields.width": 16,
     "model.fields.depth": 1,
-    "cond.drop": 0.1,
+    "diffusion.cond_dropout": 0.1,
     "optim.warmup_images": 32,
     "optim.clip": 1.0,
     "eval.net": "",
     "train.steps": 12,
     "train.save_every": 3,
     "train.log_every": 1,
-    "sample.steps": 3,
+    "sample.timestamps": 3,
     "sample.batch_size": 16,
     "compile_cache": "",
 }
-PICTURES = {
+IMAGES = {
     **POINTS,
     "data.source": "digits",
     "data.batch_size": 16,
@@ -46,7 +46,7 @@ PICTURES = {
     "sample.count": 6,
     "sample.sigma_max": 5.0,
 }
-del PICTURES["data.options.count"], PICTURES["model.fields.width"], PICTURES["model.fields.depth"]
+del IMAGES["data.options.count"], IMAGES["model.fields.width"], IMAGES["model.fields.depth"]
 
 SFD = {
     "method.name": "sfd",
@@ -57,10 +57,10 @@ SFD = {
     "sfd.nfe": (1, 2),
     "sfd.substeps": 2,
     "sample.solver": "euler",
-    "sample.to_zero": False,
+    "sample.final_denoise": False,
     "sample.afs": True,
     "sample.sigma_min": 0.006,
-    "sample.steps": 4,
+    "sample.timestamps": 4,
 }
 EMD = {
     "method.name": "emd",
@@ -68,28 +68,26 @@ EMD = {
     "emd.step_z": 0.01,
     "emd.score_updates": 2,
     "sample.solver": "euler",
-    "sample.steps": 1,
+    "sample.timestamps": 1,
     "sample.sigma_max": 2.0,
 }
 CONSISTENCY = {
     "method.name": "consistency",
-    "noise.mean": -1.1,
-    "noise.std": 2.0,
     "consistency.last": 20,
     "sample.solver": "renoise",
-    "sample.steps": 2,
+    "sample.timestamps": 2,
     "sample.sigma_min": 0.8,
 }
-# Every training algorithm: how it changes the runs on points and those on pictures. The tests that every method must
+# Every training algorithm: how it changes the runs on points and those on images. The tests that every method must
 # pass (stopped and resumed, spread over devices) go through all of them.
 METHODS = {
     "consistency": {
         "points": {**CONSISTENCY, "consistency.distil": True, "teacher.kind": "analytic"},
-        "pictures": {**CONSISTENCY, "noise.assignment": "hungarian"},
+        "images": {**CONSISTENCY, "noise.assignment": "hungarian"},
     },
-    "denoise": {"points": {}, "pictures": {}},
-    "emd": {"points": {**EMD, "teacher.kind": "analytic"}, "pictures": {**EMD, "teacher.kind": "fresh"}},
-    "sfd": {"points": {**SFD, "teacher.kind": "analytic"}, "pictures": {**SFD, "teacher.kind": "fresh"}},
+    "diffusion": {"points": {}, "images": {}},
+    "emd": {"points": {**EMD, "teacher.kind": "analytic"}, "images": {**EMD, "teacher.kind": "fresh"}},
+    "sfd": {"points": {**SFD, "teacher.kind": "analytic"}, "images": {**SFD, "teacher.kind": "fresh"}},
 }
 
 
@@ -104,9 +102,9 @@ def points_of(method: str) -> dict[str, Any]:
     return {**POINTS, **METHODS[method]["points"]}
 
 
-def pictures_of(method: str) -> dict[str, Any]:
-    """PICTURES by a method."""
-    return {**PICTURES, **METHODS[method]["pictures"]}
+def images_of(method: str) -> dict[str, Any]:
+    """IMAGES by a method."""
+    return {**IMAGES, **METHODS[method]["images"]}
 
 
 def config_of(base: Mapping[str, Any] = POINTS, changes: Mapping[str, Any] | None = None) -> Any:
@@ -123,7 +121,7 @@ def config_of(base: Mapping[str, Any] = POINTS, changes: Mapping[str, Any] | Non
 
 def saved_state(workdir: Path, step: int, config: Any = None, devices: Any = None) -> Any:
     """The state in a checkpoint, restored here on one device (or those given)."""
-    declared, _ = declare(build(config or config_of(), devices or jax.devices()[:1]))
+    declared = declare(*prepare(config or config_of(), devices or jax.devices()[:1]))
     checkpoints = Checkpoints(workdir / "checkpoints")
     try:
         return checkpoints.restore(step, declared)

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from paths import GOLDEN
 
 from jaxdiff import data, weights
 from jaxdiff.evaluation import clip as clip_module
-from jaxdiff.evaluation.clip import clip_score, preprocess, scorer
+from jaxdiff.evaluation.clip import clip_score, scorer
 from jaxdiff.models import CLIPText, CLIPVision, T5Encoder, clip, t5
+from jaxdiff.models.clip import preprocess
 
 seeded = runpy.run_path(str(GOLDEN / "seeded.py"))
 TOLD = {  # what these tiny networks have unlike any published one
@@ -235,15 +236,15 @@ def shapes(model, *inputs):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda arrays: weights.load(arrays, "clip_text"), r"do not tell heads, activation; pass load\(..., heads=...\)"),
-        (lambda arrays: weights.load(arrays, "clip_text", heads=2, activation="gleu"), r"unknown activation of CLIP 'gleu' \(did you mean 'gelu'"),
-        (lambda arrays: weights.load(arrays, "clip_vision"), r"has no 'vision_model.embeddings.patch_embedding.weight'"),
-        (lambda arrays: weights.load(arrays, "t5"), r"not a 't5' checkpoint: it has no 'shared.weight'"),
-        (lambda arrays: weights.load(FIRST, "t5"), r"as the first T5 has; kind 't5' reads version 1.1"),
-        (lambda _: shapes(SMALL, jnp.zeros((1, 9), int)), r"positions for 7 tokens, got texts of 9; cut them, data.tokenizer\(..., length=7\)"),
-        (lambda _: shapes(SMALL, jnp.zeros((1, 3), int), jnp.ones((1, 4))), r"mask of the shape of its ids, \(1, 3\), got \(1, 4\)"),
-        (lambda _: shapes(SMALL.clone(heads=3), jnp.zeros((1, 3), int)), r"width=8 does not divide into heads=3"),
-        (lambda _: shapes(CLIPVision(), jnp.zeros((1, 64, 64, 3))), r"images \[b, 224, 224, 3\], got \(1, 64, 64, 3\); evaluation.clip.preprocess"),
+        (lambda arrays: weights.load(arrays, "clip_text"), r"heads, activation.*heads=\.\.\."),
+        (lambda arrays: weights.load(arrays, "clip_text", heads=2, activation="gleu"), r"'gleu'.*did you mean 'gelu'"),
+        (lambda arrays: weights.load(arrays, "clip_vision"), r"'vision_model.embeddings.patch_embedding.weight'"),
+        (lambda arrays: weights.load(arrays, "t5"), r"'t5'.*'shared.weight'"),
+        (lambda arrays: weights.load(FIRST, "t5"), r"'t5'.*1\.1"),
+        (lambda _: shapes(SMALL, jnp.zeros((1, 9), int)), r"7 tokens.*9.*length=7"),
+        (lambda _: shapes(SMALL, jnp.zeros((1, 3), int), jnp.ones((1, 4))), r"\(1, 3\), got \(1, 4\)"),
+        (lambda _: shapes(SMALL.clone(heads=3), jnp.zeros((1, 3), int)), r"width=8.*heads=3"),
+        (lambda _: shapes(CLIPVision(), jnp.zeros((1, 64, 64, 3))), r"\[b, 224, 224, 3\], got \(1, 64, 64, 3\).*preprocess"),
         (lambda _: clip_score(jnp.zeros((2, 5)), jnp.zeros((2, 6))), r"\(2, 5\) and \(2, 6\)"),
     ],
 )  # fmt: skip

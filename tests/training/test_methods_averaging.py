@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdiff.methods import ema
+from jaxdiff.methods import averaging
 
 BATCH = 32
 
@@ -15,7 +15,7 @@ def run(decay, values):
 
     def step(average, inputs):
         rate = decay(inputs[0], BATCH)
-        average = ema.average(rate, {"a": average}, {"a": inputs[1]})["a"]
+        average = averaging.average(rate, {"a": average}, {"a": inputs[1]})["a"]
         return average, (average, rate)
 
     inputs = jnp.arange(1, len(values) + 1), jnp.asarray(values, jnp.float32)
@@ -25,16 +25,16 @@ def run(decay, values):
 
 def test_constant():
     values = np.sin(np.arange(20.0))
-    averages, _ = run(ema.constant(0.8), values)
+    averages, _ = run(averaging.constant(0.8), values)
     n = len(values)
     wanted = 0.8**n * 7.0 + 0.2 * sum(0.8 ** (n - 1 - i) * v for i, v in enumerate(values))
     np.testing.assert_allclose(averages[-1], wanted, rtol=1e-5)
-    np.testing.assert_allclose(run(ema.constant(0.0), values)[0], values, atol=1e-6)
+    np.testing.assert_allclose(run(averaging.constant(0.0), values)[0], values, atol=1e-6)
 
 
 def test_half_life_with_ramp_up_is_edms():
     """NVlabs/edm, training_loop.py: the half-life is at most ramp times the images seen before the step."""
-    _, decays = run(ema.half_life(images=500.0, ramp=0.25), np.zeros(100))
+    _, decays = run(averaging.half_life(images=500.0, ramp=0.25), np.zeros(100))
     for step, found in enumerate(decays):
         half_life = min(500.0, step * BATCH * 0.25)
         np.testing.assert_allclose(found, 0.5 ** (BATCH / max(half_life, 1e-8)), rtol=1e-5, atol=1e-30)
@@ -44,7 +44,7 @@ def test_half_life_with_ramp_up_is_edms():
 
 def test_half_life_means_what_it_says():
     values = np.r_[np.zeros(50), np.ones(20)]
-    averages, decays = run(ema.half_life(images=BATCH * 20.0, ramp=0.0), values)
+    averages, decays = run(averaging.half_life(images=BATCH * 20.0, ramp=0.0), values)
     assert len(set(decays)) == 1
     before = averages[49]
     np.testing.assert_allclose(1 - averages[-1], (1 - before) / 2, rtol=1e-5)  # 20 steps later half of the way is gone
@@ -54,7 +54,7 @@ def test_half_life_means_what_it_says():
 def test_power_function_has_its_width(sigma_rel):
     """EDM2, equations 121 to 126: the weights are those of t^gamma, whose relative width is sigma_rel."""
     steps = 1500
-    decay = ema.power(sigma_rel)
+    decay = averaging.power(sigma_rel)
     decays = np.array([float(decay(jnp.int32(t), BATCH)) for t in (1, 2, 10, steps)])
     gamma = np.log(decays[2]) / np.log(1 - 1 / 10) - 1
     np.testing.assert_allclose((gamma + 1) / ((gamma + 2) ** 2 * (gamma + 3)), sigma_rel**2, rtol=1e-5)
@@ -72,24 +72,24 @@ def test_power_function_has_its_width(sigma_rel):
 
 def test_power_function_runs_with_the_weights_of_its_closed_form():
     values = np.cos(np.arange(40.0))
-    averages, decays = run(ema.power(0.1), values)
+    averages, decays = run(averaging.power(0.1), values)
     weights = (1 - decays) * np.r_[np.cumprod(decays[::-1])[::-1][1:], 1.0]
     np.testing.assert_allclose(averages[-1], (weights * values).sum(), rtol=1e-4)
 
 
 def test_averages_stay_in_float32_and_do_not_stall():
     """A decay of 0.9999 moves an average by parts that bfloat16 could not hold."""
-    averages, _ = run(ema.constant(0.9999), np.full(10, 8.0))
+    averages, _ = run(averaging.constant(0.9999), np.full(10, 8.0))
     assert (np.diff(averages) > 0).all()
-    assert ema.average(jnp.float32(0.5), jnp.float32(1), jnp.float32(2)).dtype == jnp.float32
+    assert averaging.average(jnp.float32(0.5), jnp.float32(1), jnp.float32(2)).dtype == jnp.float32
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 1.5])
 def test_impossible_decays(decay):
     with pytest.raises(ValueError, match=r"must be in \[0, 1\)"):
-        ema.constant(decay)
+        averaging.constant(decay)
 
 
 def test_names():
-    assert set(ema.DECAYS) == {"constant", "half_life", "power"}
-    assert float(ema.make("constant", decay=0.25)(jnp.int32(1), BATCH)) == 0.25
+    assert set(averaging.DECAYS) == {"constant", "half_life", "power"}
+    assert float(averaging.make("constant", decay=0.25)(jnp.int32(1), BATCH)) == 0.25

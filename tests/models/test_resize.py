@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxdiff.evaluation.resize import KINDS, as_float, as_rgb, resize, weights
+from jaxdiff.models.resize import RESIZERS, as_float, as_rgb, resize, weights
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "inception.npz")
 IMAGES = GOLDEN["images"][:1]
@@ -34,7 +34,7 @@ def test_tensorflow_puts_pixels_at_multiples_of_the_ratio():
     np.testing.assert_allclose(resize(square, 3, "tensorflow")[0, :, :, 0], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RESIZERS)
 def test_constant_images_stay_and_the_same_side_is_left_alone(kind):
     np.testing.assert_allclose(weights(13, 31, kind).sum(1), 1, rtol=1e-12)
     np.testing.assert_allclose(weights(13, 13, kind), np.eye(13), atol=1e-12)

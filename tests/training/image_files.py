@@ -1,10 +1,10 @@
-"""Folders of tiny pictures."""
+"""Folders of tiny images."""
 
 import numpy as np
 from PIL import Image
 
 
-def write_pictures(folder, sizes):
+def write_images(folder, sizes):
     """PNG files 0000.png, 0001.png, ... of the given heights and widths."""
     folder.mkdir(parents=True)
     for i, (height, width) in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Small pictures and folders of them for the data tests."""
+"""Small images and folders of them for the data tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 
-def picture(seed: int, height: int = 12, width: int = 16, channels: int = 3) -> np.ndarray:
+def random_image(seed: int, height: int = 12, width: int = 16, channels: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
 
 
@@ -24,27 +24,17 @@ def encoded(pixels: np.ndarray, kind: str = "PNG") -> bytes:
 
 
 def make_folder(root: Path, names: list[str], **shape: int) -> Path:
-    """PNG files `names` below root; the picture of names[i] is picture(i)."""
+    """PNG files `names` below root; the image of names[i] is random_image(i)."""
     for seed, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(encoded(picture(seed, **shape)))
+        (root / name).write_bytes(encoded(random_image(seed, **shape)))
     return root
 
 
 def same(one: dict, other: dict) -> bool:
-    """Whether two batches agree bit for bit, nested control included."""
-    if one.keys() != other.keys():
-        return False
-    return all(
-        same(one[key], other[key]) if isinstance(one[key], dict) else np.array_equal(one[key], other[key])
-        for key in one
-    )
+    """Whether two batches agree bit for bit."""
+    return one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
 
 
 def joined(batches: list[dict]) -> dict:
-    return {
-        key: joined([batch[key] for batch in batches])
-        if isinstance(batches[0][key], dict)
-        else np.concatenate([batch[key] for batch in batches])
-        for key in batches[0]
-    }
+    return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}

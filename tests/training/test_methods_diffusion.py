@@ -6,11 +6,12 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from method_parts import build_method
 
 from jaxdiff import denoisers, noise, solvers
-from jaxdiff.methods import METHODS, denoise, ema
-from jaxdiff.methods.denoise import drop_conditions
-from jaxdiff.methods.method import accumulate, cond_of, data_of
+from jaxdiff.conditions import Conditions, Signal
+from jaxdiff.methods import METHODS, averaging, diffusion, exported
+from jaxdiff.methods.method import accumulate, data_of
 
 RATE = 0.1
 CLASSES = 5
@@ -19,13 +20,13 @@ CLASSES = 5
 class Scaled(nn.Module):
     """F(x, c, cond) = w x + v[label]: linear, so that gradients have a closed form."""
 
-    classes: int = 0
+    num_classes: int = 0
 
     @nn.compact
     def __call__(self, x, noise_label, cond=None, *, deterministic=True):
         out = self.param("w", nn.initializers.constant(2.0), ()) * x
-        if self.classes:
-            table = self.param("v", nn.initializers.normal(1.0), (self.classes + 1,))
+        if self.num_classes:
+            table = self.param("v", nn.initializers.normal(1.0), (self.num_classes + 1,))
             out = out + table[cond["label"]].reshape(-1, *(1 for _ in x.shape[1:]))
         return out
 
@@ -33,7 +34,7 @@ class Scaled(nn.Module):
 def make(model, **options):
     sigmas = solvers.grid(3, 0.1, 2.0)
     sampler = lambda d, unit, cond, key: solvers.solve(d, sigmas[0] * unit, sigmas, "euler", cond)  # noqa: E731
-    return denoise(model, optax.sgd(RATE), sampler, **options)
+    return build_method(diffusion, model, optax.sgd(RATE), solve=sampler, **options)
 
 
 @pytest.fixture
@@ -84,20 +85,20 @@ def test_a_network_that_can_hide_tokens_learns_from_both_losses(batch):
             hidden, _, steeper = by_hand(4.0, batch["image"], key, levels, weight)
             value, slope = value + hidden, slope + 2 * steeper
         np.testing.assert_allclose([metrics["loss"], metrics["error"]], [value, error], rtol=1e-4)
-        np.testing.assert_allclose(state.params["w"], 2.0 - RATE * slope, rtol=1e-4)
+        np.testing.assert_allclose(state.params["student"]["w"], 2.0 - RATE * slope, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["edm", "min_snr"])
 def test_loss_gradient_and_update_are_those_of_the_formula(batch, name):
     levels, weight = noise.levels.uniform(0.1, 3.0), noise.levels.make_weight(name)
-    method = make(Scaled(), levels=levels, weight=weight)
+    method = make(Scaled(), sigmas=levels, weight=weight)
     key = jax.random.key(9)
     new, metrics = jax.jit(method.step)(start(method, batch), batch, key)
     loss, error, slope = by_hand(2.0, batch["image"], key, levels, weight)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
     np.testing.assert_allclose(metrics["error"], error, rtol=1e-5)
     np.testing.assert_allclose(metrics["grad_norm"], abs(slope), rtol=1e-5)
-    np.testing.assert_allclose(new.params["w"], 2.0 - RATE * slope, rtol=1e-6)
+    np.testing.assert_allclose(new.params["student"]["w"], 2.0 - RATE * slope, rtol=1e-6)
     assert int(new.step) == 1
 
 
@@ -108,28 +109,28 @@ def test_coupled_noise_is_what_the_image_is_diffused_with(batch):
 
     def couple(x0, eps, cond, key):
         seen.update(x0=x0, cond=cond)
-        return eps[::-1], {"told": jnp.float32(3.0)}
+        return eps[::-1], {"seen": jnp.float32(3.0)}
 
     key = jax.random.key(9)
-    methods = [make(Scaled(CLASSES), levels=levels, weight=weight, couple=c) for c in (None, couple)]
+    methods = [make(Scaled(CLASSES), sigmas=levels, weight=weight, couple=c) for c in (None, couple)]
     state = start(methods[0], batch)
     plain, coupled = (m.step(state, batch, key)[1] for m in methods)
-    assert coupled["told"] == 3.0 and "told" not in plain
+    assert coupled["seen"] == 3.0 and "seen" not in plain
     assert (seen["x0"] == batch["image"]).all() and (seen["cond"]["label"] == batch["label"]).all()
     # the same noise for the reversed batch at reversed levels is the same loss, example by example
     back = {name: value[::-1] for name, value in batch.items()}
     reversed_levels = lambda key, n: levels(key, n)[::-1]  # noqa: E731
-    other = make(Scaled(CLASSES), levels=reversed_levels, weight=weight).step(state, back, key)[1]
+    other = make(Scaled(CLASSES), sigmas=reversed_levels, weight=weight).step(state, back, key)[1]
     np.testing.assert_allclose(coupled["loss"], other["loss"], rtol=1e-6)
     assert abs(float(coupled["loss"] / plain["loss"]) - 1) > 1e-3
 
 
 def test_the_defaults_are_edms(batch):
-    explicit = make(Scaled(), levels=noise.levels.lognormal(-1.2, 1.2), weight=noise.levels.edm_weight(0.5))
+    explicit = make(Scaled(), sigmas=noise.levels.lognormal(-1.2, 1.2), weight=noise.levels.edm_weight(0.5))
     methods = make(Scaled()), explicit
     values = [jax.jit(m.step)(start(m, batch), batch, jax.random.key(1))[1]["loss"] for m in methods]
     assert values[0] == values[1]
-    assert METHODS["denoise"] is denoise
+    assert METHODS["diffusion"].build is diffusion.build
 
 
 def test_the_exact_denoiser_cannot_be_improved(batch):
@@ -145,8 +146,8 @@ def test_the_exact_denoiser_cannot_be_improved(batch):
     # with sigma_data = std EDM's skip connection alone is the exact denoiser
     method = make(
         Zero(),
-        wrapper=lambda network: denoisers.edm(network, std),
-        levels=lambda key, n: jnp.full(n, sigma),
+        convention=lambda network: denoisers.edm(network, std),
+        sigmas=lambda key, n: jnp.full(n, sigma),
         weight=noise.levels.make_weight("x0"),
     )
     _, metrics = jax.jit(method.step)(start(method, {"image": x0}), {"image": x0}, jax.random.key(1))
@@ -155,7 +156,7 @@ def test_the_exact_denoiser_cannot_be_improved(batch):
 
 
 def test_a_step_depends_on_its_key_and_nothing_hidden(batch):
-    method = make(Scaled(CLASSES), null={"label": CLASSES}, drop=0.5)
+    method = make(Scaled(CLASSES), null={"label": CLASSES}, cond_dropout=0.5)
     state, step = start(method, batch), jax.jit(method.step)
     one, other, again = (step(state, batch, jax.random.key(k))[1]["loss"] for k in (1, 2, 1))
     assert one == again and one != other
@@ -163,7 +164,8 @@ def test_a_step_depends_on_its_key_and_nothing_hidden(batch):
 
 def test_accumulation_gives_the_gradient_of_the_whole_batch(batch):
     whole, sliced = (
-        make(Scaled(CLASSES), null={"label": CLASSES}, drop=0.3, parts=n, decay=ema.constant(0.5)) for n in (1, 3)
+        make(Scaled(CLASSES), null={"label": CLASSES}, cond_dropout=0.3, accum_steps=n, average=averaging.constant(0.5))
+        for n in (1, 3)
     )
     state = start(whole, batch)
     wanted, values = jax.jit(whole.step)(state, batch, jax.random.key(3))
@@ -172,8 +174,8 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(batch):
         np.testing.assert_allclose(metrics[name], values[name], rtol=1e-5)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    with pytest.raises(ValueError, match="a batch of 6 cannot be accumulated in 4 equal parts"):
-        jax.eval_shape(make(Scaled(), parts=4).step, state, batch, jax.random.key(0))
+    with pytest.raises(ValueError, match=r"batch of 6 .*accum_steps=4"):
+        jax.eval_shape(make(Scaled(), accum_steps=4).step, state, batch, jax.random.key(0))
 
 
 def test_slices_of_an_accumulated_batch_are_every_nth_example():
@@ -183,19 +185,18 @@ def test_slices_of_an_accumulated_batch_are_every_nth_example():
     np.testing.assert_array_equal(parts, [0, 1, 2, 0, 1, 2])
 
 
-def test_sampling_uses_the_average_and_export_is_enough_for_it(batch):
-    method = make(Scaled(CLASSES), decay=ema.constant(0.9))
+def test_the_exported_parameters_are_the_average_and_enough_to_sample(batch):
+    method = make(Scaled(CLASSES), average=averaging.constant(0.9))
     state, _ = jax.jit(method.step)(start(method, batch), batch, jax.random.key(1))
-    assert float(jnp.abs(state.ema["w"] - state.params["w"])) > 0
+    assert float(jnp.abs(state.averages["ema"]["w"] - state.params["student"]["w"])) > 0
     unit, cond = jax.random.normal(jax.random.key(4), (3, 4, 4, 1)), {"label": jnp.array([0, 1, CLASSES])}
-    sample = jax.jit(method.sample)
-    images, exported = sample(state, unit, cond), method.export(state)
-    assert exported.params is None and exported.opt_state is None
-    np.testing.assert_array_equal(sample(exported, unit, cond), images)
+    sigmas = solvers.grid(3, 0.1, 2.0)
+    wanted = solvers.solve(method.denoiser(state.averages["ema"]), sigmas[0] * unit, sigmas, "euler", cond)
+    np.testing.assert_allclose(jax.jit(method.sample)(exported(state), unit, cond), wanted, rtol=1e-5)
     sigma = jnp.full(3, 0.7)
-    network = lambda x, label, cond: Scaled(CLASSES).apply({"params": state.ema}, x, label, cond)  # noqa: E731
+    network = lambda x, label, cond: Scaled(CLASSES).apply({"params": state.averages["ema"]}, x, label, cond)  # noqa: E731
     np.testing.assert_allclose(
-        method.denoiser(state)(unit, sigma, cond), denoisers.edm(network)(unit, sigma, cond), rtol=1e-6
+        method.denoiser(exported(state))(unit, sigma, cond), denoisers.edm(network)(unit, sigma, cond), rtol=1e-6
     )
 
 
@@ -207,71 +208,76 @@ def test_latents_go_before_images_and_only_conditions_are_passed_on():
         "caption_id": 1,
     }
     assert data_of(batch).shape == (2, 2, 2, 4)
-    assert set(cond_of(batch)) == {"label"}
-    assert cond_of({"image": jnp.zeros((2, 8, 8, 3))}) is None
+    conditions = Conditions({"label": Signal((), "int32", 5)})
+    assert set(conditions.of(batch)) == {"label"}
+    assert conditions.of({"image": jnp.zeros((2, 8, 8, 3))}) is None
 
 
 # ------------------------------------------------------------------------------------------ dropping conditions
 
 
-def test_conditions_are_dropped_at_their_rate_and_independently():
-    n, rate = 20_000, 0.15
-    cond = {
-        "label": jnp.arange(n) % CLASSES,
-        "text": {"tokens": jnp.ones((n, 3, 2)), "mask": jnp.ones((n, 3))},
-        "control": jnp.ones((n, 2)),
+SIGNALS = Conditions(
+    {
+        "text": Signal((3, 2), null=0.0),
+        "text_mask": Signal((3,), "bool", null=False),
+        "pooled": Signal((2,), null=0.0),
+        "flip": Signal((1,), null=-1.0, group="control"),
+        "crop": Signal((2,), null=-1.0, group="control"),
+        "step": Signal((), group="method"),
     }
-    null = {"label": CLASSES, "text": {"tokens": 0.0, "mask": 0.0}}
-    out = jax.jit(lambda key: drop_conditions(key, cond, null, rate))(jax.random.key(0))
-    label_gone = np.asarray(out["label"] == CLASSES)
-    tokens, mask = np.asarray(out["text"]["tokens"]), np.asarray(out["text"]["mask"])
-    text_gone = (tokens == 0).all((1, 2))
-    assert ((tokens == 0).any((1, 2)) == text_gone).all() and ((mask == 0).all(1) == text_gone).all()  # all or nothing
-    spread = 4 * np.sqrt(rate * (1 - rate) / n)
-    assert abs(label_gone.mean() - rate) < spread and abs(text_gone.mean() - rate) < spread
-    assert abs((label_gone & text_gone).mean() - rate**2) < spread
-    np.testing.assert_array_equal(out["label"][~label_gone], cond["label"][~label_gone])
-    np.testing.assert_array_equal(out["control"], cond["control"])
-    assert out["label"].dtype == cond["label"].dtype
+)
 
 
-def test_control_is_dropped_apart_and_a_text_with_all_that_belongs_to_it():
-    n, rates = 20_000, (0.3, 0.1)
+def test_groups_are_dropped_apart_and_each_as_a_whole():
+    n, rates = 20_000, {"semantic": 0.3, "control": 0.1}
     control = {"flip": jnp.ones((n, 1)), "crop": jnp.ones((n, 2))}
-    texts = {"text": jnp.ones((n, 3, 2)), "text_mask": jnp.ones((n, 3), bool), "pooled": jnp.ones((n, 2))}
-    null = {"text": 0.0, "text_mask": False, "pooled": 0.0, "control": -1.0}
-    cond = {**texts, "control": control}
-    out = jax.jit(lambda key: drop_conditions(key, cond, null, *rates))(jax.random.key(0))
-    gone = {name: (np.asarray(out[name]) == 0).reshape(n, -1) for name in texts}
-    gone |= {name: np.asarray(out["control"][name] == -1) for name in control}
+    text = {"text": jnp.ones((n, 3, 2)), "text_mask": jnp.ones((n, 3), bool), "pooled": jnp.ones((n, 2))}
+    cond = {**text, **control, "step": jnp.full(n, 7.0)}
+    out = jax.jit(lambda key: SIGNALS.dropout(key, cond, rates))(jax.random.key(0))
+    gone = {name: (np.asarray(out[name]) == 0).reshape(n, -1) for name in text}
+    gone |= {name: np.asarray(out[name] == -1) for name in control}
     assert all((rows.all(1) == rows.any(1)).all() for rows in gone.values())
     gone = {name: rows.all(1) for name, rows in gone.items()}
-    assert all((gone[name] == gone["text"]).all() for name in texts) and (gone["flip"] == gone["crop"]).all()
+    assert all((gone[name] == gone["text"]).all() for name in text) and (gone["flip"] == gone["crop"]).all()
     for found, rate in [(gone["text"], 0.3), (gone["flip"], 0.1), (gone["text"] & gone["flip"], 0.03)]:
         assert abs(found.mean() - rate) < 4 * np.sqrt(rate * (1 - rate) / n)
-    kept = drop_conditions(jax.random.key(0), cond, null, 0.0, 0.1)
-    np.testing.assert_array_equal(kept["control"]["flip"], out["control"]["flip"])  # its draw is its own
+    kept = SIGNALS.dropout(jax.random.key(0), cond, {"control": 0.1})
+    np.testing.assert_array_equal(kept["flip"], out["flip"])  # its draw is its own
     np.testing.assert_array_equal(kept["text"], cond["text"])
+    np.testing.assert_array_equal(out["step"], cond["step"])  # it has no null value
+    assert all(out[name].dtype == cond[name].dtype for name in cond)
 
 
-def test_nothing_is_dropped_without_a_probability_or_a_null_value():
-    cond = {"label": jnp.arange(5)}
-    np.testing.assert_array_equal(drop_conditions(jax.random.key(0), cond, {"label": 9}, 0.0)["label"], cond["label"])
-    np.testing.assert_array_equal(drop_conditions(jax.random.key(0), cond, {}, 0.9)["label"], cond["label"])
+def test_labels_are_dropped_at_their_rate():
+    n, rate = 20_000, 0.15
+    labels = jnp.arange(n) % CLASSES
+    conditions = Conditions({"label": Signal((), "int32", CLASSES)})
+    out = conditions.dropout(jax.random.key(0), {"label": labels}, {"semantic": rate})["label"]
+    gone = np.asarray(out == CLASSES)
+    assert abs(gone.mean() - rate) < 4 * np.sqrt(rate * (1 - rate) / n)
+    np.testing.assert_array_equal(out[~gone], labels[~gone])
+    untouched = conditions.dropout(jax.random.key(0), {"label": labels}, {"semantic": 0.0})["label"]
+    np.testing.assert_array_equal(untouched, labels)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drop": 0.1}, r"drop=0.1 needs null values"),
-        ({"drop": -0.1, "null": {"label": 5}}, r"in \[0, 1\), got -0.1"),
-        (
-            {"control_drop": 0.1, "null": {"label": 5}},
-            r"control_drop=0.1 needs null=\{'control': conditioning.UNKNOWN\}",
-        ),
-        ({"control_drop": 1.0, "null": {"control": -1.0}}, r"control_drop is a probability in \[0, 1\), got 1.0"),
+        ({"cond_dropout": -0.1}, r"cond_dropout .* got -0.1"),
+        ({"control_dropout": 0.1, "null": {"label": 5}}, r"control_dropout=0.1 needs control"),
+        ({"control_dropout": 1.0}, r"control_dropout .* got 1.0"),
     ],
 )
 def test_wrong_dropping(options, message):
     with pytest.raises(ValueError, match=message):
         make(Scaled(CLASSES), **options)
+
+
+def test_the_parameters_of_a_weight_are_options(batch):
+    """min_snr is min(1 / sigma^2, gamma): with a small gamma the loss is gamma times the plain error."""
+    x0 = {"image": batch["image"]}
+    method = make(Scaled(), weight="min_snr", weight_options={"gamma": 1e-3})
+    _, metrics = jax.jit(method.step)(start(method, x0), x0, jax.random.key(0))
+    np.testing.assert_allclose(metrics["loss"], 1e-3 * metrics["error"], rtol=1e-4)
+    with pytest.raises(ValueError, match="min_snr"):
+        make(Scaled(), weight="min_snr", weight_options={"gama": 1.0})

@@ -1,21 +1,14 @@
 """The studies of features run from end to end at tiny size, and fill their tables."""
 
-import runpy
-
 import numpy as np
 import pytest
-from studies import EXPERIMENTS, forget, studies
 
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    yield studies(EXPERIMENTS / "features", monkeypatch, capsys, tmp_path)
-    forget()
+from experiments.features import labelled
 
 
 @pytest.mark.slow
 def test_profile(run):
-    found, text = run("profile")
+    found, text = run("features.profile")
     assert list(found["accuracy"]) == list(found["noise"]) == ["0.05", "0.1"]
     assert found["noise"]["0.05"]["in"]["nsr"] < found["noise"]["0.1"]["in"]["nsr"]
     assert "blocks_1/out" in text and "self_q" in text and "blocks 8x8" in text
@@ -23,7 +16,7 @@ def test_profile(run):
 
 @pytest.mark.slow
 def test_compare(run):
-    found, text = run("compare")
+    found, text = run("features.compare")
     assert found["lists"]["inter-module"]["candidates"] == 2 and set(found["top_ten_kept"]) <= set(found["lists"])
     assert len(found["lists"]["all"]["judged"]) == 2 and found["lists"]["all"]["single"] in found["alone"]
     pck = found["correspondence"]["pck"]
@@ -33,11 +26,8 @@ def test_compare(run):
     assert "PCK@0.1, 6 pairs" in text and "of the best ten" in text
 
 
-def test_files_of_real_pictures(monkeypatch, tmp_path):
-    """Pictures, classes of pixels and keypoints of a file whose planes are deltas, shrunk to half the side."""
-    monkeypatch.syspath_prepend(EXPERIMENTS / "features")
-    sets = runpy.run_path(str(EXPERIMENTS / "features" / "sets.py"))
-    forget()
+def test_files_of_real_images(tmp_path):
+    """Images, classes of pixels and keypoints of a file whose planes are deltas, shrunk to half the side."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (5, 8, 8, 3), np.uint8)
     red, green, blue = np.moveaxis(images, -1, 0)
@@ -48,7 +38,7 @@ def test_files_of_real_pictures(monkeypatch, tmp_path):
     points = rng.uniform(size=(5, 4, 3))
     points[..., 2] = [1, 1, 0, 1]
     np.savez(tmp_path / "a.npz", images_pd=deltas, trimap=trimap, keypoints=points, labels=np.arange(5))
-    found = sets["read"](str(tmp_path / "a.npz"), 0, 4)
+    found = labelled.read(str(tmp_path / "a.npz"), 0, 4)
     order = found.labels
     means = images[order].reshape(5, 4, 2, 4, 2, 3).mean((2, 4))
     np.testing.assert_allclose(found.images, means / 127.5 - 1, atol=1e-6)
@@ -58,6 +48,6 @@ def test_files_of_real_pictures(monkeypatch, tmp_path):
     seen = found.points[:, [0, 1, 3]]
     np.testing.assert_allclose(found.boxes, np.concatenate([seen.min(1), seen.max(1)], -1))
     with pytest.raises(SystemExit, match="has 5 images, 9 are needed"):
-        sets["read"](str(tmp_path / "a.npz"), 9, 4)
+        labelled.read(str(tmp_path / "a.npz"), 9, 4)
     with pytest.raises(SystemExit, match="8x8 cannot be shrunk to 3x3"):
-        sets["read"](str(tmp_path / "a.npz"), 0, 3)
+        labelled.read(str(tmp_path / "a.npz"), 0, 3)

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 against a PyTorch program with the same seeded weights, and on real photos if at hand."""
+"""EfficientNet-Lite0 against a PyTorch program with the same seeded weights."""
 
 import runpy
 from pathlib import Path
@@ -9,11 +9,9 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from jaxdiff import weights
-from jaxdiff.evaluation import EfficientNetLite0, extract, feature_net, frechet_distance
-from jaxdiff.evaluation.efficientnet import preprocess
+from jaxdiff.models.efficientnet import EfficientNetLite0, preprocess
 
 FOLDER = Path(__file__).parents[1] / "golden"
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 GOLDEN = np.load(FOLDER / "efficientnet_lite0.npz")
 draw = runpy.run_path(str(FOLDER / "seeded.py"))["draw"]
 
@@ -50,30 +48,3 @@ def test_strict(arrays):
         weights.load(wrong, "efficientnet_lite0")
     with pytest.raises(weights.WeightsError, match=r"no 'fc\.bias'"):
         weights.load({"x": np.zeros(1)}, "efficientnet_lite0")
-
-
-def cifar(count):
-    """The first images of the test set and their labels; stored as differences of planes, see the data's README."""
-    with np.load(DATA / "cifar10_test.npz", allow_pickle=False) as file:
-        planes = file["images_pd"][:, :count].cumsum(2, dtype=np.uint8).cumsum(3, dtype=np.uint8)
-        labels = file["labels"][:count]
-    green = planes[0]
-    return np.stack([planes[1] + green, green, planes[2] + green], axis=-1), labels
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (DATA / "efficientnet_lite0.npz").is_file(), reason="needs ../shared/data")
-def test_real_features_order_real_blurred_and_noisy_photos():
-    net = feature_net("efficientnet_lite0", DATA / "efficientnet_lite0.npz", side=96)
-    assert (net.sha256[:8], net.resize) == ("7cf5a61e", "bilinear-96")
-    images, labels = cifar(240)
-    x, y = np.split(images.astype(np.float32) / 127.5 - 1, 2)
-    blurred = sum(np.roll(y, (i, j), (1, 2)) for i in (-1, 0, 1) for j in (-1, 0, 1)) / 9
-    noisy = y + 0.5 * np.random.default_rng(0).standard_normal(y.shape, np.float32)
-    sets = [extract(net, np.split(part, 3), keep=True) for part in (x, y, blurred, noisy)]
-    axes = np.linalg.svd(sets[0].features - sets[0].moments.mean, full_matrices=False)[2]
-    half, *others = (part.features @ axes[:16].T for part in sets)  # 120 images tell no more directions
-    distances = [frechet_distance(half, other) for other in others]
-    assert distances[0] * 1.5 < distances[1] < distances[2]
-    nearest = np.linalg.norm(sets[0].features[:, None] - sets[1].features, axis=-1).argmin(0)
-    assert (labels[:120][nearest] == labels[120:]).mean() > 0.3  # chance is 0.1

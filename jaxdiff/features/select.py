@@ -78,7 +78,8 @@ class Filter:
 
     P1, noise: activations of other stages and those that leak noise are dropped. Where the leak was not measured, those
     whose noise-to-signal ratio exceeds `max_noise_ratio` times the least of an inter-module output in these stages.
-    P2, granularity: the first module of each resolution is too coarse, except at the finest one with attention.
+    P2, granularity: the first module of each resolution is too coarse, except from the finest one with attention
+    on, where what has just been upsampled holds the least noise.
     P3, locality: queries and keys of self-attention resemble their neighbours, except at the finest such grid.
     Grids coarser than `min_grid` of the input's side are dropped; for latents at 1/8 of the image size use 1/4.
     """
@@ -93,7 +94,8 @@ class Filter:
     def reasons(self, table: Catalog, measured: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, str]:
         """Why each activation is dropped, "" if it is kept. `measured[name]` may hold `leak` and `nsr`."""
         measured = measured or {}
-        finest = max((_side(tap) for tap in table.values() if tap.kind == "self_q"), default=0)
+        largest = max(_side(tap) for tap in table.values())
+        finest = max((_side(tap) for tap in table.values() if tap.kind == "self_q"), default=largest)
         first_modules = self._first_module_per_grid(table)
         min_trunk_nsr = self._min_trunk_nsr(table, measured)
         image = _side(table["in"])
@@ -110,7 +112,7 @@ class Filter:
             return f"{tap.kind} has no spatial grid"
         if _side(tap) < self.min_grid * image:
             return f"grid {tap.grid[0]}x{tap.grid[1]} is too coarse"
-        if self.skip_first and first and _side(tap) != finest:
+        if self.skip_first and first and _side(tap) < finest:
             return "first module of its resolution"
         if tap.kind in self.local_kinds and _side(tap) < finest:
             return f"{tap.kind} below the finest attention"

@@ -3,6 +3,7 @@
 pattern   up*/**/cross_attention/q     * within a part of a name, ** across parts, ? one character
           re:^up[01]_.*/out$           a regular expression, found anywhere
           !**/norm*                    excluded, wherever it is in the list
+          up-level1-repeat2-res-out    a name of the reference implementation, in networks that have it (reference.py)
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxdiff.features import attention_maps
 from jaxdiff.features.catalog import INTER_MODULE, Catalog, Tap
+from jaxdiff.features.reference import reference_names
 from jaxdiff.features.statistics import cka
 from jaxdiff.trees import AnyArray
 
@@ -29,10 +32,11 @@ def select(names: Iterable[str], patterns: Patterns) -> tuple[str, ...]:
     """The names that some pattern matches and no exclusion does, in their own order (of a catalogue: of execution).
 
     Attention maps are larger than everything else together: only patterns that contain "map" match them. With
-    exclusions alone, everything else is selected. A pattern that matches nothing is an error.
+    exclusions alone, everything else is selected. A pattern that matches nothing is an error. A list of `SELECTIONS`
+    is a list of patterns.
     """
     names = list(names)
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    patterns = _translated(names, [patterns] if isinstance(patterns, str) else list(patterns))
     wanted = [pattern for pattern in patterns if not pattern.startswith("!")] or ["**"] * bool(patterns)
     kept = set().union(*(_matches(names, pattern) for pattern in wanted))
     for pattern in patterns:
@@ -43,6 +47,13 @@ def select(names: Iterable[str], patterns: Patterns) -> tuple[str, ...]:
     return tuple(name for name in names if name in kept)
 
 
+def _translated(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """The patterns, reference names replaced by ours."""
+    known = reference_names(names)
+    pairs = [("!" * pattern.startswith("!"), pattern.removeprefix("!")) for pattern in patterns]
+    return [mark + known.get(pattern, pattern) for mark, pattern in pairs]
+
+
 def _matches(names: Sequence[str], pattern: str, maps: bool = False) -> set[str]:
     expression = pattern.removeprefix("re:") if pattern.startswith("re:") else _from_glob(pattern)
     matched = {name for name in names if re.search(expression, name)}
@@ -50,7 +61,7 @@ def _matches(names: Sequence[str], pattern: str, maps: bool = False) -> set[str]
         raise ValueError(_nothing(names, pattern))
     if maps or "map" in pattern:
         return matched
-    return {name for name in matched if not name.endswith("/map")}
+    return {name for name in matched if not name.endswith(("/map", f"/{attention_maps.NAME}"))}
 
 
 def _from_glob(pattern: str) -> str:
@@ -61,7 +72,7 @@ def _from_glob(pattern: str) -> str:
 
 def _nothing(names: Sequence[str], pattern: str) -> str:
     plain = re.sub(r"^re:|[\^$]", "", pattern)
-    near = difflib.get_close_matches(plain, names, n=3, cutoff=0.4)
+    near = difflib.get_close_matches(plain, [*names, *reference_names(names)], n=3, cutoff=0.4)
     known = sorted({name.rsplit("/", 1)[-1] for name in names if "/" in name})
     nearest = f"names end in {', '.join(known)}"
     if near:

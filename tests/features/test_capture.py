@@ -160,29 +160,88 @@ def reference_ids(down, mid, up, blocks):
 @pytest.mark.parametrize(
     ("size", "side", "layout", "count", "channels"),
     [
-        ("sd1", 64, ((1, 1, 1, 0), 1, (0, 1, 1, 1), 2), 197, {"sd1": 3520, "sd1_legacy": 3520}),
+        (
+            "sd1",
+            64,
+            ((1, 1, 1, 0), 1, (0, 1, 1, 1), 2),
+            197,
+            {
+                "sd1": 3520,
+                "sd1_legacy": 3520,
+                "sd1_amalgamation": 3034,
+                "sd1_amalgamation_small": 1600,
+                "sd1_vpd": 3508,
+            },
+        ),
         pytest.param(
             "sdxl",
             128,
             ((0, 2, 10), 10, (10, 2, 0), 2),
             612,
-            {"sdxl": 3840, "sdxl_legacy": 2240},
+            {"sdxl": 3840, "sdxl_legacy": 2240, "sdxl_segmentation": 4480, "pgv2": 1280, "pgv2_segmentation": 2560},
             marks=pytest.mark.slow,
         ),
     ],
 )
 def test_reference_names_of_stable_diffusion(size, side, layout, count, channels):
     model = LatentUNet(**latent_unet.SIZES[size])
-    cond = {name: jnp.zeros((1, *(n or 1 for n in signal.shape))) for name, signal in model.signals().items()}
+    cond = {name: jnp.zeros((1, *(n or 77 for n in signal.shape))) for name, signal in model.signals().items()}
     table, names = features.catalog(model, (1, side, side, 4), cond), features.reference_names(model)
     assert len(names) == count and set(names) == set(reference_ids(*layout))
     assert len(set(names.values())) == count and set(names.values()) <= set(table)
+    extra = {"attn-down_cross": "down/cross_maps", "attn-up_cross": "up/cross_maps"}
+    assert features.reference_names(table) == {**names, **extra}
+    kept = features.Filter(min_grid=1 / 4).keep(table)
+    assert len(kept) < 0.6 * len(table)
     for selection, total in channels.items():
-        assert sum(table[names[name]].channels for name in features.SELECTIONS[selection]) == total
-    kept = features.Filter(min_grid=1 / 4).keep(table)  # the rules that need no measurement agree with the paper's list
-    assert {names[name] for name in features.SELECTIONS[size]} <= set(kept) and len(kept) < 0.6 * len(table)
+        chosen = features.select(table, features.SELECTIONS[selection])
+        assert sum(table[name].channels for name in chosen) == total
+        if not selection.endswith(("legacy", "vpd")):  # the rules that need no measurement agree with the paper's lists
+            assert set(chosen) <= set(kept)
     if size == "sd1":  # grids of the published selection
         assert [table[names[name]].grid[0] for name in features.SELECTIONS["sd1"]] == [16, 16, 32, 64]
+
+
+def test_reference_names_of_pixart():
+    names, table = features.reference_names(PROMPTED), table_of("pixart")
+    inner = ["self-q", "self-k", "self-v", "self-map", "cross-q", "cross-map", "ffn-inner", "out"]
+    assert list(names) == [f"vit-block{i}-{tap}" for i in (0, 1) for tap in inner]
+    assert names == features.reference_names(table) and len(set(names.values())) == 16
+    assert names["vit-block1-self-k"] == "blocks_1/attention/k" and len(features.reference_names(PixArt())) == 224
+    with pytest.raises(ValueError, match=r"LatentUNet and PixArt, not of DiT"):
+        features.reference_names(TRANSFORMER)
+    assert features.reference_names(table_of("dit")) == {}
+
+
+def test_selections_take_names_of_the_reference():
+    table = table_of("latent", channel_mult=(1, 2), depths=(0, 1))
+    chosen = features.select(table, ["up-level0-repeat1-vit-block0-self-map", "up-level0-upsampler-out", "attn-up_cross"])
+    assert chosen == ("up1_transformer1/block0/self_attention/map", "up1_conv", "up/cross_maps")
+    assert "up1_conv" not in features.select(table, ["up1_*", "up1_*/**", "!up-level0-upsampler-out"])
+    with pytest.raises(ValueError, match=r"similar names are .*up-level0-repeat1-res-out"):
+        features.select(table, "up-level0-repeat7-res-out")
+
+
+def test_maps_of_a_stage_are_means_over_heads_and_layers():
+    model = LATENT.clone(channel_mult=(1, 1, 1, 1), depths=(0, 1, 2, 1), groups=4)  # grids 8x16, 4x8, 2x4, 1x2
+    x, cond = jax.random.normal(jax.random.key(1), (2, 8, 16, 4)), {**TEXT, **MASK}
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), x, jnp.ones(2), cond))["params"]
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda s: jnp.asarray(0.5 * rng.normal(size=s.shape), jnp.float32), shapes)
+    run = jax.jit(lambda p: features.capture(model, p, x, SIGMA, cond, ["**/cross_attention/map", "*/cross_maps"]))
+    taps = {name: np.asarray(value) for name, value in run(params).items()}
+    assert [name for name in taps if name.endswith("cross_maps")] == ["down/cross_maps", "up/cross_maps"]
+    for stage, repeats, levels in (("down", 1, (1, 2)), ("up", 2, (2, 1))):
+        parts = []
+        for level in levels:
+            layers = [(i, b) for i in range(repeats) for b in range(level)]
+            place = "{}{}_transformer{}/block{}/cross_attention/map"
+            maps = np.mean([taps[place.format(stage, level, i, b)] for i, b in layers], axis=0).mean(1)
+            grid = maps.reshape(2, 8 >> level, 16 >> level, 5)
+            parts.append(grid.repeat(2**level, axis=1).repeat(2**level, axis=2))
+        np.testing.assert_allclose(taps[f"{stage}/cross_maps"], np.concatenate(parts, -1), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(taps["up/cross_maps"].sum(-1), 2, rtol=1e-5)
+    assert not [name for name in features.select(features.catalog(model, x, cond), "**") if name.endswith("maps")]
 
 
 # ------------------------------------------------------------------------------------ values

@@ -189,7 +189,8 @@ def test_reference_names_of_stable_diffusion(size, side, layout, count, channels
     table, names = features.catalog(model, (1, side, side, 4), cond), features.reference_names(model)
     assert len(names) == count and set(names) == set(reference_ids(*layout))
     assert len(set(names.values())) == count and set(names.values()) <= set(table)
-    extra = {"attn-down_cross": "down/cross_maps", "attn-up_cross": "up/cross_maps"}
+    stages = ("down", "up") if size == "sd1" else ("down", "mid", "up")  # grids of 1/4 and 1/2 of the latent's
+    extra = {f"attn-{stage}_cross": f"{stage}/cross_maps" for stage in stages}
     assert features.reference_names(table) == {**names, **extra}
     kept = features.Filter(min_grid=1 / 4).keep(table)
     assert len(kept) < 0.6 * len(table)

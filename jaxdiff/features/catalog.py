@@ -41,6 +41,7 @@ KIND_PATTERNS = [
         (r".*mlp/inner", "inner"),
         (r".*mlp/out", "mlp_out"),
         (r".*norm\d*", "norm"),
+        (r".*/modulation", "modulation"),
         (r".*/(increment|skip|res_self|res_cross)", r"\1"),
         (r"(?:down|up)\d+_conv|enc_\d+x\d+_(?:down/out|joined)|dec_\d+x\d+_up/out", "sampler"),
         (r".*_transformer\d+/block\d+/out|blocks_\d+/(?:image/)?out|last_block/image/out", "block_out"),
@@ -136,8 +137,8 @@ def describe(
 
 
 def not_dense(kind: str) -> bool:
-    """Whether activations of this kind are not spatial: attention maps and text."""
-    return kind.endswith("_map") or kind.startswith("text_") or kind in ("cross_k", "cross_v")
+    """Whether activations of this kind are not spatial: attention maps, text, and the modulation of a block."""
+    return kind.endswith("_map") or kind.startswith("text_") or kind in ("cross_k", "cross_v", "modulation")
 
 
 def grid_of(shape: tuple[int, ...], image: tuple[int, ...]) -> tuple[int, int] | None:

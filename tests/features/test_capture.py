@@ -12,7 +12,8 @@ from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdiff import features, flops, models
-from jaxdiff.conventions import EDM
+from jaxdiff.conventions import DDPM, EDM, Flow
+from jaxdiff.features import massive, scoring
 from jaxdiff.models import MDT, DiT, LatentUNet, MMDiT, PixArt, UNet, latent_unet, stacks, taps
 
 LATENT = LatentUNet(width=8, channel_mult=(2,), blocks=1, depths=(1,), heads=2, groups=4, text_dim=6)
@@ -245,6 +246,16 @@ def test_maps_of_a_stage_are_means_over_heads_and_layers():
     assert not [name for name in features.select(features.catalog(model, x, cond), "**") if name.endswith("maps")]
 
 
+def test_noise_levels_of_timesteps():
+    """sqrt((1 - a) / a), a the product of 1 - beta; Stable Diffusion's t = 50, and the 51 that PNDM makes of it."""
+    betas = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
+    signal = np.prod(1 - betas[:51])
+    assert features.sigma_of(50, LatentUNet.published) == pytest.approx(math.sqrt((1 - signal) / signal), rel=1e-9)
+    levels = [features.sigma_of(t, DDPM("sqrt_linear")) for t in (50, 51)]
+    assert [f"{sigma:.4f}" for sigma in levels] == ["0.2256", "0.2281"]
+    assert features.sigma_of(250, Flow()) == pytest.approx(1 / 3)  # x = 0.75 x0 + 0.25 eps
+
+
 # ------------------------------------------------------------------------------------ values
 
 
@@ -305,6 +316,38 @@ def test_taps_of_the_other_networks_add_up():
     out = params["blocks_1"]["image_out"]
     close(np.einsum("bnhd,hdc->bnc", gathered, out["kernel"]) + out["bias"], tap("blocks_1/image/attention"))
     assert (joint[0, :, :, n + 3 :] == 0).all() and (joint[1, :, :, n + 3 :] > 0).all()
+
+
+@pytest.mark.parametrize("name", ["dit", "mdt", "pixart", "mmdit"])
+def test_modulated_norms_follow_from_the_stream_before_them(name):
+    """With no channel dropped it is the network's own activation."""
+    taps, table = everything(name)[4], table_of(name)
+    kinds = {tap.name: tap.kind for tap in table.values()}
+    names = [name for name in table if name.endswith("/norm0") and table[name].grid]
+    assert len(names) >= 2
+    for norm in names:
+        x, modulation = taps[massive.stream_of(kinds, norm)], taps[massive.modulation_of(norm)]
+        np.testing.assert_allclose(massive.modulated(x, modulation), taps[norm], rtol=0, atol=2e-5)
+        assert table[massive.modulation_of(norm)].grid is None
+
+
+def test_dropped_channels_of_a_block_do_not_matter():
+    """A constant of 1000 in two channels of the stream: found, ruinous to the other channels, gone when dropped."""
+    model, params, x, cond = make("dit")
+    offset = jnp.zeros(16).at[jnp.array([3, 11])].set(1000.0)
+    loud = {**params, "patches": {**params["patches"], "bias": params["patches"]["bias"] + offset}}
+    norm, stream = "blocks_0/norm0", "embedded"
+    run = partial(features.extract, model, x0=x, seed=0, sigma=0.3, cond=cond)
+    found = run(loud, select=[norm, stream])
+    channels = features.massive_channels(found[stream])
+    assert channels == (3, 11) and not features.massive_channels(run(params, select=stream)[stream])
+    others = [i for i in range(16) if i not in channels]
+    both = [run(p, select=norm, drop={norm: channels})[norm] for p in (params, loud)]
+    np.testing.assert_allclose(both[0], both[1], rtol=0, atol=1e-4)
+    spread = lambda f: np.asarray(f)[..., others].std((1, 2)).mean()  # noqa: E731
+    assert spread(found[norm]) < 0.02 * spread(both[1])
+    subject = scoring.Subject(model, loud, null={"label": 0})
+    assert scoring.without_massive(subject, x, [norm, "out"], 0.3, ratio=10).drop == {norm: channels}
 
 
 @pytest.mark.parametrize("name", ["dit", "mdt", "pixart", "mmdit"])
@@ -502,11 +545,28 @@ def call(change):
         ({"select": "**/out", "project": {"blocks_0/img/out": (0, 0)}}, r"'blocks_0/img/out'.*did you mean 'blocks_0/image/out'"),
         ({"select": "**/text/k", "project": {"blocks_0/text/k": (0, 0)}}, r"blocks_0/text/k.*\(2, 5, 16\)"),
         ({"x0": jnp.zeros((2, 8, 10, 4)), "select": "in", "side": 4}, r"8x10.*side <= 4"),
+        ({"drop": {"blocks_0/image/norm0": [1]}}, r"'blocks_0/image/norm0', which is not selected"),
+        ({"drop": {"in": [1]}}, r"norm0 of blocks with adaLN \(blocks_0/image/norm0, .*not 'in'"),
     ],
 )  # fmt: skip
 def test_bad_requests_say_what_to_do(change, message):
     with pytest.raises(ValueError, match=message):
         call(change)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: features.sigma_of(1000, DDPM()), r"0\.\.999, got 1000"),
+        (lambda: features.sigma_of(0.5, DDPM()), r"integer.*got 0\.5"),
+        (lambda: features.sigma_of(50, EDM()), r"EDM\(sigma_data=0\.5\) has no timesteps; give sigma"),
+        (lambda: features.sigma_of(1000, Flow()), r"between 0 and 1000, got 1000"),
+        (lambda: features.massive_channels(np.ones((2, 3)), 0.5), r"above 1, got ratio=0\.5"),
+    ],
+)
+def test_what_has_no_noise_level_or_no_outliers(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_catalogue_and_pca_messages():

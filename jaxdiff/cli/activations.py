@@ -17,11 +17,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxdiff.cli import runs
+from jaxdiff.conventions import Convention
 from jaxdiff.data.examples import Batch
 from jaxdiff.errors import check_sigma, pick
 from jaxdiff.features import scoring, store
+from jaxdiff.features.capture import sigma_of
 from jaxdiff.features.catalog import Catalog
 from jaxdiff.features.figures import heat_map, load_figure_type, pca_images
+from jaxdiff.features.reference import SELECTIONS
 from jaxdiff.features.scoring import Subject
 from jaxdiff.features.select import load_selection
 from jaxdiff.features.select import select as choose
@@ -36,7 +39,7 @@ def catalog(config: ConfigDict, workdir: str, *, select: str, out: str) -> None:
         _check_new(Path(out))
     run = runs.build(config, workdir)
     table = runs.table_of(run)
-    rows = [[str(cell) for cell in _row(table, name)] for name in choose(table, select.split())]
+    rows = [[str(cell) for cell in _row(table, name)] for name in _chosen(table, select, dense=False)]
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
     for row in [list(COLUMNS), *rows]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -52,6 +55,9 @@ def extract(
     images: str,
     select: str,
     sigma: float,
+    timestep: int,
+    prompt: str,
+    drop_massive: float,
     out: str,
     count: int,
     seed: int,
@@ -64,16 +70,18 @@ def extract(
     if not out or (Path(out).exists() and any(Path(out).iterdir())):
         raise ValueError(f"extract writes to a new or empty folder, --out=FOLDER, got {out!r}")
     kind = pick(DTYPES, dtype, "dtype")
-    check_sigma(sigma)
     run = runs.build(config, workdir)
+    sigma = _level(run.convention, sigma, timestep)
     names = _chosen(runs.table_of(run), select, dense=False)
-    subject, data = runs.subject_of(run, workdir), runs.images_of(run, images)
+    subject, data = runs.subject_of(run, workdir, prompt), runs.images_of(run, images)
     total = min(count or data.size, data.size)
+    if drop_massive:
+        subject = _without_massive(subject, data.take(0, min(total, 64))["image"], names, sigma, drop_massive)
     options = {"select": names, "seed": seed, "draws": draws, "side": side, "dtype": kind}
     first, second = itertools.tee(runs.batches(run, data, total))
     features = subject.stream((batch["image"] for batch in first), sigma, **options)
     labels = ({"label": batch["label"]} if "label" in batch else {} for batch in second)
-    about = {"data": data.name, "sigma": sigma, "seed": seed, "draws": draws}
+    about = {"data": data.name, "sigma": sigma, "seed": seed, "draws": draws, "prompt": prompt, "drop": subject.drop}
     store.write(out, ({**f, **label} for f, label in zip(features, labels, strict=True)), shard, about)
     size = sum(path.stat().st_size for path in Path(out).iterdir())
     print(f"wrote {len(names)} activations of {total} images at sigma {sigma:g} to {out}, {size / 2**20:.1f} MiB")
@@ -87,6 +95,9 @@ def score(
     select: str,
     metric: str,
     sigmas: str,
+    timesteps: str,
+    prompt: str,
+    drop_massive: float,
     out: str,
     count: int,
     seed: int,
@@ -99,16 +110,21 @@ def score(
     """
     _check_new(Path(out), Path(out).with_suffix(".png"))
     load_figure_type()
-    levels = _levels(sigmas)
     measure = pick(METRICS, metric, "metric")
+    levels = _numbers("sigmas", sigmas)
+    check_sigma(levels)
     run = runs.build(config, workdir)
+    if timesteps:
+        levels = [sigma_of(timestep, run.convention) for timestep in _numbers("timesteps", timesteps)]
     table, data = runs.table_of(run), runs.images_of(run, images)
     names, rows = _chosen(table, select), data.take(0, min(count, data.size))
     if metric == "probe" and "label" not in rows:
         raise ValueError(f"a probe needs labels, {data.name} is unlabelled; use --metric=nsr or --metric=leak")
-    subject = runs.subject_of(run, workdir)
+    subject = runs.subject_of(run, workdir, prompt)
     found = []
     for level in levels:
+        if drop_massive:
+            subject = _without_massive(subject, rows["image"][:64], names, level, drop_massive)
         found.append(measure(subject, rows, names, level, seed=seed, side=side))
         best = (max if metric == "probe" else min)(names, key=found[-1].__getitem__)
         print(f"sigma {level:g}: best {metric} {found[-1][best]:.4f} at {best}")
@@ -126,17 +142,23 @@ def show(
     images: str,
     select: str,
     sigma: float,
+    timestep: int,
+    prompt: str,
+    drop_massive: float,
     out: str,
     count: int,
     seed: int,
 ) -> None:
     """Draw activations by their principal components, one image per row: the image, then each activation."""
     _check_new(Path(out))
-    check_sigma(sigma)
     run = runs.build(config, workdir)
+    sigma = _level(run.convention, sigma, timestep)
     names = _chosen(runs.table_of(run), select)
     shown = runs.images_of(run, images).take(0, count)["image"]
-    found = runs.subject_of(run, workdir).collect(shown, names, sigma, seed=seed)
+    subject = runs.subject_of(run, workdir, prompt)
+    if drop_massive:
+        subject = _without_massive(subject, shown, names, sigma, drop_massive)
+    found = subject.collect(shown, names, sigma, seed=seed)
     columns = [_coloured(shown), *(pca_images(f, shown.shape[1:3]) for f in found.values())]
     tiles = np.stack(columns, 1).reshape(-1, *columns[0].shape[1:])
     runs.save_png(Path(out), runs.image_grid(tiles, columns=len(columns)))
@@ -168,24 +190,48 @@ METRICS: dict[str, Callable[..., dict[str, float]]] = {"probe": _probe, "nsr": _
 
 
 def _chosen(table: Catalog, patterns: str, dense: bool = True) -> tuple[str, ...]:
-    """The names that patterns select, or the list @FILE of `Selection.save`; with `dense` only spatial ones."""
+    """The names that patterns, a saved selection @FILE or a published one @NAME select; with `dense` spatial ones."""
     if not patterns.split():
         raise ValueError('give --select="PATTERNS", such as "**/out !**/mlp/*"; jaxdiff features catalog lists names')
-    listed = load_selection(patterns[1:]).names if patterns.startswith("@") else patterns.split()
-    names = choose(table, listed)
+    names = choose(table, _listed(patterns))
     kept = tuple(name for name in names if table[name].grid or not dense)
     if not kept:
         raise ValueError(f"none of {', '.join(names[:3])} has a spatial grid; select others than maps and text")
     return kept
 
 
-def _levels(text: str) -> list[float]:
+def _listed(patterns: str) -> Sequence[str]:
+    if not patterns.startswith("@"):
+        return patterns.split()
+    source = patterns[1:]
+    if source in SELECTIONS:
+        return SELECTIONS[source]
+    if not Path(source).is_file():
+        raise ValueError(f"--select={patterns} is no file, and no selection among {', '.join(SELECTIONS)}")
+    return load_selection(source).names
+
+
+def _level(convention: Convention, sigma: float, timestep: int) -> float:
+    """The noise level of --sigma, or of --timestep if it is given."""
+    check_sigma(sigma)
+    return sigma if timestep == -1 else sigma_of(timestep, convention)
+
+
+def _without_massive(
+    subject: Subject, images: np.ndarray, names: Sequence[str], sigma: float, ratio: float
+) -> Subject:
+    """The subject without channels that are massive in these images; prints them."""
+    subject = scoring.without_massive(subject, images, names, sigma, ratio)
+    for name, channels in subject.drop.items():
+        print(f"sigma {sigma:g}: {name} drops {len(channels)} channels {list(channels)}")
+    return subject
+
+
+def _numbers(flag: str, text: str) -> list[float]:
     try:
-        levels = [float(part) for part in text.split(",")]
+        return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"--sigmas is a list of noise levels such as 0.1,0.2, got {text!r}") from None
-    check_sigma(levels)
-    return levels
+        raise ValueError(f"--{flag} is a list of numbers such as 1,50,200, got {text!r}") from None
 
 
 def _check_new(*paths: Path) -> None:

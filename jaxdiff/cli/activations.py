@@ -217,9 +217,7 @@ def _level(convention: Convention, sigma: float, timestep: int) -> float:
     return sigma if timestep == -1 else sigma_of(timestep, convention)
 
 
-def _without_massive(
-    subject: Subject, images: np.ndarray, names: Sequence[str], sigma: float, ratio: float
-) -> Subject:
+def _without_massive(subject: Subject, images: np.ndarray, names: Sequence[str], sigma: float, ratio: float) -> Subject:
     """The subject without channels that are massive in these images; prints them."""
     subject = scoring.without_massive(subject, images, names, sigma, ratio)
     for name, channels in subject.drop.items():

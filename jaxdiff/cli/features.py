@@ -87,7 +87,7 @@ COMMANDS = {
         config="either",
         examples=(
             'jaxdiff features extract --workdir=runs/a --select="dec_*/out" --sigma=0.2 --out=features',
-            'jaxdiff features extract --workdir=runs/t2i --select="**/cross_attention/q" --prompt="a red circle" --out=f',
+            'jaxdiff features extract --workdir=runs/t2i --select="**/out" --prompt="a red circle" --out=f',
         ),
     ),
     "features score": Command(

@@ -181,7 +181,7 @@ def table_of(run: Run) -> Catalog:
 
 
 def subject_of(run: Run, workdir: str, prompt: str = "") -> Subject:
-    """The network with the parameters of the run in `workdir`, or of train.init_from, conditioned on a prompt or not."""
+    """The network with the parameters of the run in `workdir`, or of train.init_from, given a prompt or none."""
     cond = conditioned_on(run, prompt)
     source = workdir or run.config.train.init_from
     if not source:
@@ -212,8 +212,8 @@ def conditioned_on(run: Run, prompt: str) -> dict[str, ArrayLike]:
     if not prompt:
         return found
     if "text" not in run.conditions:
-        takes = ", ".join(run.conditions) or "nothing"
-        raise ValueError(f"--prompt needs a text-conditioned network; {run.config.model.name} is conditioned on {takes}")
+        name, takes = run.config.model.name, ", ".join(run.conditions) or "nothing"
+        raise ValueError(f"--prompt needs a text-conditioned network; {name} is conditioned on {takes}")
     wanted = [name for name in ("text", "text_mask", "pooled") if name in run.conditions]
     if prompt.endswith(".npz"):
         return {**found, **read_embeddings(prompt, wanted, run.conditions)}

@@ -6,10 +6,10 @@
     IoU of a class  pixels both labelled and predicted as it, over pixels labelled or predicted as it
 
 Pixels labelled IGNORE are excluded, from training and from the IoU, whatever is predicted there; classes that are
-neither labelled nor predicted are left out of the mean (as in mmsegmentation). The code of Meng et al. for few labels
-differs in both: a class predicted on an ignored pixel counts to its union, and an absent class counts as 0. With
-ignored pixels or absent classes its means are therefore lower. The MLPs see channels standardised over the training pixels instead of the
-reference's batch norm, and train for a fixed number of steps.
+neither labelled nor predicted are left out of the mean. The code of Meng et al. for few labels differs in both: a class
+predicted on an ignored pixel counts to its union, and an absent class counts as 0, so its means are lower. The MLPs see
+channels standardised over the training pixels instead of the reference's batch norm, and train for a fixed number of
+steps.
 """
 
 from __future__ import annotations

@@ -217,7 +217,9 @@ def test_reference_names_of_pixart():
 
 def test_selections_take_names_of_the_reference():
     table = table_of("latent", channel_mult=(1, 2), depths=(0, 1))
-    chosen = features.select(table, ["up-level0-repeat1-vit-block0-self-map", "up-level0-upsampler-out", "attn-up_cross"])
+    chosen = features.select(
+        table, ["up-level0-repeat1-vit-block0-self-map", "up-level0-upsampler-out", "attn-up_cross"]
+    )
     assert chosen == ("up1_transformer1/block0/self_attention/map", "up1_conv", "up/cross_maps")
     assert "up1_conv" not in features.select(table, ["up1_*", "up1_*/**", "!up-level0-upsampler-out"])
     with pytest.raises(ValueError, match=r"similar names are .*up-level0-repeat1-res-out"):

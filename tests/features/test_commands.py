@@ -87,7 +87,9 @@ def test_prompts_timesteps_and_names_of_the_reference(prompted, tmp_path, capsys
         assert main([*given, f"--prompt={prompt}", f"--out={tmp_path / name}"]) == 0
     sigma = float(run.convention.sigmas[50])
     assert "at sigma 0.22558" in capsys.readouterr().out
-    x0 = jnp.asarray(data.load("shapes", **{**run.config.data.options, "count": 3, "shuffle": False}).take(0, 3)["image"])
+    x0 = jnp.asarray(
+        data.load("shapes", **{**run.config.data.options, "count": 3, "shuffle": False}).take(0, 3)["image"]
+    )
     encoded = {"null": run.data.text([""]), "words": rows, "file": rows}
     for name, text in encoded.items():
         (stored,) = store.read(tmp_path / name)

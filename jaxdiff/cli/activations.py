@@ -24,7 +24,7 @@ from jaxdiff.features import scoring, store
 from jaxdiff.features.capture import sigma_of
 from jaxdiff.features.catalog import Catalog
 from jaxdiff.features.figures import heat_map, load_figure_type, pca_images
-from jaxdiff.features.reference import SELECTIONS
+from jaxdiff.features.reference import SELECTIONS, reference_names
 from jaxdiff.features.scoring import Subject
 from jaxdiff.features.select import load_selection
 from jaxdiff.features.select import select as choose
@@ -39,13 +39,17 @@ def catalog(config: ConfigDict, workdir: str, *, select: str, out: str) -> None:
         _check_new(Path(out))
     run = runs.build(config, workdir)
     table = runs.table_of(run)
-    rows = [[str(cell) for cell in _row(table, name)] for name in _chosen(table, select, dense=False)]
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
-    for row in [list(COLUMNS), *rows]:
+    names, theirs = _chosen(table, select, dense=False), {ours: name for name, ours in reference_names(table).items()}
+    columns = [*COLUMNS, *(["reference"] if theirs else [])]
+    rows = [[*map(str, _row(table, name)), *([theirs.get(name, "-")] if theirs else [])] for name in names]
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    for row in [columns, *rows]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    print(f"{len(rows)} of {len(table)} activations of {type(run.model).__name__}; attention maps by pattern only")
+    print(
+        f"{len(rows)} of {len(table)} activations of {type(run.model).__name__}; maps and modulations by pattern only"
+    )
     if out:
-        _write_csv(out, COLUMNS, rows)
+        _write_csv(out, columns, rows)
 
 
 def extract(
@@ -221,7 +225,7 @@ def _without_massive(subject: Subject, images: np.ndarray, names: Sequence[str],
     """The subject without channels that are massive in these images; prints them."""
     subject = scoring.without_massive(subject, images, names, sigma, ratio)
     for name, channels in subject.drop.items():
-        print(f"sigma {sigma:g}: {name} drops {len(channels)} channels {list(channels)}")
+        print(f"sigma {sigma:g}: {name} without channels {', '.join(map(str, channels)) or '(none is massive)'}")
     return subject
 
 

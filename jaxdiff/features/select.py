@@ -26,14 +26,15 @@ from jaxdiff.features.statistics import cka
 from jaxdiff.trees import AnyArray
 
 Patterns = str | Sequence[str]
+HIDDEN = {"map": ("/map", f"/{attention_maps.NAME}"), "modulation": ("/modulation",)}  # from patterns without the word
 
 
 def select(names: Iterable[str], patterns: Patterns) -> tuple[str, ...]:
     """The names that some pattern matches and no exclusion does, in their own order (of a catalogue: of execution).
 
-    Attention maps are larger than everything else together: only patterns that contain "map" match them. With
-    exclusions alone, everything else is selected. A pattern that matches nothing is an error. A list of `SELECTIONS`
-    is a list of patterns.
+    Attention maps are larger than everything else together, and the modulation of a block is no feature: only patterns
+    that contain "map" or "modulation" match them. With exclusions alone, everything else is selected. A pattern that
+    matches nothing is an error. A list of `SELECTIONS` is a list of patterns.
     """
     names = list(names)
     patterns = _translated(names, [patterns] if isinstance(patterns, str) else list(patterns))
@@ -41,7 +42,7 @@ def select(names: Iterable[str], patterns: Patterns) -> tuple[str, ...]:
     kept = set().union(*(_matches(names, pattern) for pattern in wanted))
     for pattern in patterns:
         if pattern.startswith("!"):
-            kept -= _matches(names, pattern[1:], maps=True)
+            kept -= _matches(names, pattern[1:], all_kinds=True)
     if not kept:
         raise ValueError(f"{patterns} select nothing of {len(names)} activations; exclude fewer, or add patterns")
     return tuple(name for name in names if name in kept)
@@ -54,14 +55,15 @@ def _translated(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     return [mark + known.get(pattern, pattern) for mark, pattern in pairs]
 
 
-def _matches(names: Sequence[str], pattern: str, maps: bool = False) -> set[str]:
+def _matches(names: Sequence[str], pattern: str, all_kinds: bool = False) -> set[str]:
     expression = pattern.removeprefix("re:") if pattern.startswith("re:") else _from_glob(pattern)
     matched = {name for name in names if re.search(expression, name)}
     if not matched:
         raise ValueError(_nothing(names, pattern))
-    if maps or "map" in pattern:
+    if all_kinds:
         return matched
-    return {name for name in matched if not name.endswith(("/map", f"/{attention_maps.NAME}"))}
+    hidden = [ends for word, ends in HIDDEN.items() if word not in pattern]
+    return {name for name in matched if not any(name.endswith(ends) for ends in hidden)}
 
 
 def _from_glob(pattern: str) -> str:
@@ -77,6 +79,8 @@ def _nothing(names: Sequence[str], pattern: str) -> str:
     nearest = f"names end in {', '.join(known)}"
     if near:
         nearest = f"similar names are {', '.join(near)}"
+    if re.match(r"(unet|down|mid|up|vit|attn)-", plain) and not reference_names(names):
+        nearest = f"such names are those of Stable Diffusion's UNets and PixArt, this network has none; {nearest}"
     return f"no activation of {len(names)} matches {pattern!r}; {nearest} (* does not match /, ** does)"
 
 

@@ -331,6 +331,7 @@ def test_modulated_norms_follow_from_the_stream_before_them(name):
         x, modulation = taps[massive.stream_of(kinds, norm)], taps[massive.modulation_of(norm)]
         np.testing.assert_allclose(massive.modulated(x, modulation), taps[norm], rtol=0, atol=2e-5)
         assert table[massive.modulation_of(norm)].grid is None
+    assert not [name for name in features.select(table, "**") if name.endswith("modulation")]
 
 
 def test_dropped_channels_of_a_block_do_not_matter():

@@ -121,6 +121,14 @@ def test_mistaken_prompts_and_levels(run, prompted, tmp_path, capsys):
     assert not (tmp_path / "a.png").exists()
 
 
+def test_catalog_has_the_names_of_the_reference(prompted, capsys):
+    assert main(["features", "catalog", f"--workdir={prompted[0]}", "--select=up1_block0/*"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0][-1] == "reference" and len(rows) > 3
+    assert {row[0]: row[-1] for row in rows}["up1_block0/out"] == "up-level0-repeat0-res-out"
+    assert {row[0]: row[-1] for row in rows}["up1_block0/norm0"] == "-"
+
+
 def test_massive_channels_are_dropped_from_the_norms_of_a_transformer(run, digits, tmp_path, capsys):
     workdir, model, params = run
     loud = {**params, "patches": {**params["patches"], "bias": params["patches"]["bias"].at[5].add(300.0)}}
@@ -129,7 +137,7 @@ def test_massive_channels_are_dropped_from_the_norms_of_a_transformer(run, digit
     export.write(folder, loud)
     flags = ["--select=blocks_0/norm0", "--drop_massive=10", "--count=4", f"--out={tmp_path}/f"]
     assert main(["features", "extract", f"--workdir={folder}", *flags]) == 0
-    assert "blocks_0/norm0 drops 1 channels [5]" in capsys.readouterr().out
+    assert "blocks_0/norm0 without channels 5\n" in capsys.readouterr().out
     (stored,) = store.read(tmp_path / "f")
     options = {"select": "blocks_0/norm0", "drop": {"blocks_0/norm0": [5]}}
     null = {"label": jnp.full(4, 10)}
@@ -306,6 +314,9 @@ def test_images_colour_alike_what_is_alike():
         (["show", *CONFIG, "--select=**/map"], "blocks_0/attention/map, blocks_1/attention/map"),
         (["show", *CONFIG, "--select=in"], "--config.train.init_from=FILE"),
         (["show", *CONFIG, "--select=in", "--sigma=0"], "sigma"),
+        (["show", *CONFIG, "--select=@sd1"], "Stable Diffusion's UNets and PixArt, this network has none"),
+        (["score", *CONFIG, "--timesteps=1,x"], "--timesteps is a list of numbers such as 1,50,200, got '1,x'"),
+        (["score", *CONFIG, "--timesteps=1", "--sigmas=2"], "--sigmas or --timesteps, not both"),
         (["show", *CONFIG, "--select=in", "--out=a.jpg"], ".png, got 'a.jpg'"),
         (["show", *CONFIG, "--select=in", "--images=gs://bucket/x"], "--images=gs://bucket/x"),
         (["extract", *CONFIG, "--select=in"], "--out=FOLDER, got ''"),

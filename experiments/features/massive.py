@@ -11,7 +11,7 @@ dropped     the same with the massive channels of x set to 0 first
 `outlier` is the largest mean magnitude of a channel of x over the median. PCK@0.1 of the same creature, turned, scaled
 and shifted, and of another creature, by nearest cosine of features that are not centred. A small network may have no
 massive channel, so a second table repeats the measurement with two planted ones: channels of x replaced by `--planted`
-medians times 1 + 0.1 n in all tokens, n a unit normal that knows nothing of the image.
+medians times 1 + variation n in all tokens, n a unit normal that knows nothing of the image.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def main() -> None:
     p.add_argument("--sigma", type=float, default=0.1)
     p.add_argument("--ratio", type=float, default=10.0, help="massive channels exceed the median by it")
     p.add_argument("--planted", type=float, default=100.0, help="size of the planted channels, in medians")
+    p.add_argument("--variation", type=float, default=0.1, help="of the planted channels from token to token")
     p.add_argument("--test", type=int, default=120, help="pairs of images")
     args = parse(p)
     args.test = 6 if args.tiny else args.test
@@ -54,7 +55,7 @@ def main() -> None:
     found = subject.collect(pairs.images, list(dict.fromkeys(names)), args.sigma, seed=1)
     record: dict[str, Any] = {"settings": results.settings(args)}
     for label, size in (("own", 0.0), ("planted", args.planted)):
-        rows = {norm: block(found, norm, stream, size, args.ratio, pairs) for norm, stream in streams.items()}
+        rows = {norm: block(args, found, norm, stream, size, pairs) for norm, stream in streams.items()}
         record[label] = rows
         report(label, size, rows, args)
     name = "_".join(["features_massive", Path(args.workdir).name])
@@ -84,15 +85,15 @@ class Pairs:
         }
 
 
-def block(found: Any, norm: str, stream: str, planted: float, ratio: float, pairs: Pairs) -> dict[str, Any]:
+def block(args: Any, found: Any, norm: str, stream: str, planted: float, pairs: Pairs) -> dict[str, Any]:
     """The three kinds of features of one block, with two channels of its stream planted unless the size is 0."""
     x, modulation = jnp.asarray(found[stream]), jnp.asarray(found[massive.modulation_of(norm)])
     if planted:
         unit = jax.random.normal(jax.random.key(0), (*x.shape[:-1], 2))
-        loud = planted * jnp.median(jnp.abs(x).mean((0, 1, 2))) * (1 + 0.1 * unit)
+        loud = planted * jnp.median(jnp.abs(x).mean((0, 1, 2))) * (1 + args.variation * unit)
         x = x.at[..., jnp.asarray([0, x.shape[-1] // 2])].set(loud)
     size = np.abs(np.asarray(x)).mean((0, 1, 2))
-    channels = massive_channels(x, ratio)
+    channels = massive_channels(x, args.ratio)
     tokens = x.reshape(len(x), -1, x.shape[-1])
     kinds = {"stream": x}
     for kind, drop in (("modulated", ()), ("dropped", channels)):
@@ -105,7 +106,7 @@ def report(label: str, size: float, rows: Any, args: Any) -> None:
     """One table: a row per block."""
     title = f"PCK@0.1 (same creature, another creature), {args.test} pairs, sigma {args.sigma:g}"
     if label == "planted":
-        title += f", two channels of {size:g} medians planted in each stream"
+        title += f", two channels of {size:g} medians (1 + {args.variation:g} n) planted in each stream"
     cells = [
         [norm, f"{row['outlier']:.1f}", len(row["channels"])]
         + [f"{row[kind]['warp']:.3f}, {row[kind]['semantic']:.3f}" for kind in KINDS]

@@ -25,10 +25,15 @@ STREAM = ("embedded", "block_out", "skip")  # kinds of activations that are the 
 
 def massive_channels(x: Float[AnyArray, "... c"], ratio: float = 10.0) -> tuple[int, ...]:
     """The channels whose mean magnitude exceeds `ratio` times the median over channels."""
-    if not ratio > 1:
-        raise ValueError(f"massive channels exceed the median by a ratio above 1, got {ratio=}")
+    check_massive_ratio(ratio)
     size = np.abs(np.asarray(x, np.float64)).reshape(-1, np.shape(x)[-1]).mean(0)
     return tuple(int(channel) for channel in np.flatnonzero(size > ratio * np.median(size)))
+
+
+def check_massive_ratio(ratio: float) -> None:
+    """Half of the channels exceed the median by 1."""
+    if not ratio > 1:
+        raise ValueError(f"massive channels exceed the median by a ratio above 1, got {ratio=}")
 
 
 def stream_of(kinds: Mapping[str, str], name: str) -> str:

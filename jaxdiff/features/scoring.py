@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from jaxdiff.features.capture import Wrapper, noise
 from jaxdiff.features.catalog import catalog
-from jaxdiff.features.massive import massive_channels, stream_of
+from jaxdiff.features.massive import check_massive_ratio, massive_channels, stream_of
 from jaxdiff.features.probes import linear_probe
 from jaxdiff.features.statistics import noise_leak, noise_to_signal
 from jaxdiff.features.store import Rows
@@ -49,6 +49,7 @@ def without_massive(
     subject: Subject, images: AnyArray, names: Sequence[str], sigma: float, ratio: float, **options: Any
 ) -> Subject:
     """The subject with the massive channels of the blocks among `names` dropped, as found in these images."""
+    check_massive_ratio(ratio)
     shape = (1, *np.shape(images)[1:])
     kinds = {name: tap.kind for name, tap in catalog(subject.model, shape, _repeated(subject.null, 1)).items()}
     streams = {name: stream_of(kinds, name) for name in names if name.endswith("/norm0")}

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.common import results
+from experiments.common.results import plt
 from experiments.common.tables import show
 from experiments.features.compare import warp
 from experiments.features.labelled import Labelled, get
@@ -59,7 +60,7 @@ def main() -> None:
         record[label] = rows
         report(label, size, rows, args)
     name = "_".join(["features_massive", Path(args.workdir).name])
-    results.save(args.out, name, record)
+    results.save(args.out, name, record, drawn(found, streams))
 
 
 class Pairs:
@@ -100,6 +101,17 @@ def block(args: Any, found: Any, norm: str, stream: str, planted: float, pairs: 
         kinds[kind] = massive.modulated(tokens, modulation, drop).reshape(x.shape)
     scores = {kind: pairs.pck(f) for kind, f in kinds.items()}
     return {"outlier": float(size.max() / np.median(size)), "channels": channels, **scores}
+
+
+def drawn(found: Any, streams: dict[str, str]) -> Any:
+    """The channels of each stream by mean magnitude over the median, largest first."""
+    figure, axis = plt.subplots(figsize=(6, 4))
+    for name in streams.values():
+        size = np.abs(found[name]).mean((0, 1, 2))
+        axis.plot(np.sort(size)[::-1] / np.median(size), label=name)
+    axis.set(xlabel="channel, largest first", ylabel="mean magnitude over the median", yscale="log")
+    axis.legend()
+    return figure
 
 
 def report(label: str, size: float, rows: Any, args: Any) -> None:

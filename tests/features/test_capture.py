@@ -47,11 +47,11 @@ def make(name, width=8):
 
 @functools.cache
 def everything(name):
-    """Model, parameters, noisy images (8 x 16), condition, all activations (maps too) and the denoised images."""
+    """Model, parameters, noisy images (8 x 16), condition, all activations and the denoised images."""
     model, params, x, cond = make(name, 16)
 
     def run(params):
-        taps = features.capture(model, params, x, SIGMA, cond, ["**", "**/map"])
+        taps = features.capture(model, params, x, SIGMA, cond, "re:.|map|modulation")  # all, these too
         return taps, denoiser(model, params)(x, SIGMA, cond) if name not in ("latent", "pixel") else None
 
     return model, params, x, cond, *jax.jit(run)(params)

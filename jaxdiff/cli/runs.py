@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from jaxdiff import evaluation, training
 from jaxdiff.autoencoders import check_files
-from jaxdiff.conditions import SEMANTIC
+from jaxdiff.conditions import SEMANTIC, Signal
 from jaxdiff.data import Dataset, DataSpec, load
 from jaxdiff.data.examples import Batch
 from jaxdiff.features.catalog import Catalog
@@ -180,8 +180,9 @@ def table_of(run: Run) -> Catalog:
     return list_activations(run.model, (1, *run.data.shape), run.conditions.example(1))
 
 
-def subject_of(run: Run, workdir: str) -> Subject:
-    """The network with the parameters of the run in `workdir`, or of train.init_from."""
+def subject_of(run: Run, workdir: str, prompt: str = "") -> Subject:
+    """The network with the parameters of the run in `workdir`, or of train.init_from, given a prompt or none."""
+    cond = conditioned_on(run, prompt)
     source = workdir or run.config.train.init_from
     if not source:
         raise ValueError(
@@ -192,7 +193,7 @@ def subject_of(run: Run, workdir: str) -> Subject:
     parameters.check_convention(loaded, run.convention)
     params = parameters.fitted(loaded, parameters.shapes_of(run.model, run.conditions, run.data.shape))
     mesh = mesh_of(run.config)
-    return Subject(run.model, params, run.convention, unconditional(run), NamedSharding(mesh, BATCH))
+    return Subject(run.model, params, run.convention, cond, NamedSharding(mesh, BATCH))
 
 
 def unconditional(run: Run) -> dict[str, ArrayLike]:
@@ -203,6 +204,43 @@ def unconditional(run: Run) -> dict[str, ArrayLike]:
         if name not in found:
             found[name] = np.zeros(signal.batch_shape(1)[1:], signal.dtype)
     return found
+
+
+def conditioned_on(run: Run, prompt: str) -> dict[str, ArrayLike]:
+    """The condition of every image: a prompt, or its embeddings in an .npz file; "" is the null condition."""
+    found = unconditional(run)
+    if not prompt:
+        return found
+    if "text" not in run.conditions:
+        name, takes = run.config.model.name, ", ".join(run.conditions) or "nothing"
+        raise ValueError(f"--prompt needs a text-conditioned network; {name} is conditioned on {takes}")
+    wanted = [name for name in ("text", "text_mask", "pooled") if name in run.conditions]
+    if prompt.endswith(".npz"):
+        return {**found, **read_embeddings(prompt, wanted, run.conditions)}
+    if run.data.text is None:
+        raise ValueError(
+            f"--prompt={prompt!r} needs a text encoder, which data of the source {run.data.name!r} do not have; give "
+            f"--prompt=FILE.npz with the embeddings of the prompt ({', '.join(wanted)})"
+        )
+    rows = run.data.text([prompt])
+    return {**found, **{name: rows[name][0] for name in wanted}}
+
+
+def read_embeddings(path: str, names: Sequence[str], conditions: Mapping[str, Signal]) -> dict[str, np.ndarray]:
+    """The embeddings of one prompt, each array of one example; a leading axis of length 1 is dropped."""
+    if not Path(path).is_file():
+        raise ValueError(f"--prompt: no file {Path(path).absolute()}")
+    with np.load(path, allow_pickle=False) as stored:
+        missing = [name for name in names if name not in stored]
+        if missing:
+            raise ValueError(f"--prompt={path} has {', '.join(stored)}; the network also needs {', '.join(missing)}")
+        rows = {name: stored[name][0] if len(stored[name]) == 1 else stored[name] for name in names}
+    for name, value in rows.items():
+        shape = conditions[name].shape
+        fits = len(shape) == value.ndim and all(w in (None, n) for w, n in zip(shape, value.shape, strict=True))
+        if not fits:
+            raise ValueError(f"--prompt={path}: {name} has shape {value.shape}, the network expects {shape}")
+    return rows
 
 
 def images_of(run: Run, path: str) -> Dataset:

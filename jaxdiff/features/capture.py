@@ -1,6 +1,7 @@
 """Activations of a network at a noise level: as they are (`capture`), or of clean images and reduced (`extract`).
 
     x = x0 + sigma eps(seed, image, draw);  f = activation(x, sigma);  out = project(pool(mean over draws of f))
+    a scheduler's timestep t is the noise level sigma = sqrt((1 - alpha_bar[t]) / alpha_bar[t])
 
 Only what the selected activations need is computed: selection happens inside the compiled program, with scanned blocks
 unrolled. Results keep the order of execution, which a plain dict loses under jit.
@@ -20,9 +21,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from jaxdiff.conventions import Convention, Flow
 from jaxdiff.denoisers import Cond, Denoiser, Sigma, at_least_float32, per_example
 from jaxdiff.errors import check_sigma, nearest
 from jaxdiff.features.catalog import Tap, activations, describe, unrolled
+from jaxdiff.features.massive import modulated, modulation_of, stream_of
 from jaxdiff.features.select import Patterns
 from jaxdiff.features.select import select as matching
 from jaxdiff.models import stacks
@@ -51,6 +54,23 @@ def capture(
     return OrderedDict((tap.name, value) for tap, value in _taps(model, params, x, sigma, cond, select, convention))
 
 
+def sigma_of(timestep: float, convention: Convention) -> float:
+    """The noise level of a timestep 0..999 of a DDPM schedule, or of a noise label of a flow.
+
+    Schedulers may shift it: Meng et al. ask for t = 50, which PNDM (Stable Diffusion 1.5, steps_offset 1) makes 51.
+    """
+    if isinstance(convention, Flow):
+        if not 0 < timestep < convention.time_scale:
+            raise ValueError(f"a flow's timestep is between 0 and {convention.time_scale:g}, got {timestep}")
+        return timestep / (convention.time_scale - timestep)
+    table = convention.sigmas
+    if table is None:
+        raise ValueError(f"{convention} has no timesteps; give sigma instead of timestep {timestep}")
+    if timestep not in range(len(table)):
+        raise ValueError(f"a timestep is an integer in 0..{len(table) - 1}, got {timestep}")
+    return float(table[int(timestep)])
+
+
 def _taps(
     model: nn.Module | Callable[..., Any],
     params: Params,
@@ -59,6 +79,7 @@ def _taps(
     cond: Cond,
     select: Patterns,
     convention: Wrapper | None,
+    drop: Mapping[str, Sequence[int]] | None = None,
 ) -> list[tuple[Tap, Array]]:
     """Selected activations with their catalogue entries."""
     module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
@@ -74,7 +95,14 @@ def _taps(
         return out
 
     convention(network)(x, sigma, cond)
-    return [(describe(name, seen[name], x.shape), seen[name]) for name in matching(seen, select)]
+    names = matching(seen, select)
+    kinds = {name: describe(name, value, x.shape).kind for name, value in seen.items()}
+    found = {name: seen[name] for name in names}
+    for name, channels in (drop or {}).items():
+        if name not in found:
+            raise ValueError(f"drop names {name!r}, which is not selected{nearest(name, names)}")
+        found[name] = modulated(seen[stream_of(kinds, name)], seen[modulation_of(name)], channels)
+    return [(describe(name, value, x.shape), value) for name, value in found.items()]
 
 
 def _published(module: object, given: object) -> Wrapper:
@@ -104,6 +132,7 @@ class ExtractSpec(NamedTuple):
     side: int
     dtype: DTypeLike | None
     convention: Wrapper | None
+    drop: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def extract(
@@ -121,6 +150,7 @@ def extract(
     side: int = 0,
     project: Mapping[str, tuple[ArrayLike, ArrayLike]] | None = None,
     dtype: DTypeLike | None = None,
+    drop: Mapping[str, Sequence[int]] | None = None,
     convention: Wrapper | None = None,
 ) -> Features:
     """Features [b h w c] of clean images, by name, reduced inside one program per selection and shapes.
@@ -130,6 +160,7 @@ def extract(
     side         pools square patches so that no grid has a longer side; 0 disables pooling
     project      {name: (mean [c], components [c k])}, for example of `fit_pca`
     dtype        of the result
+    drop         {name of a transformer block's norm0: channels of its input that are set to 0}, see massive.py
     Activations without a spatial grid (attention maps, text) are returned unreduced.
     """
     check_sigma(sigma)
@@ -141,7 +172,8 @@ def extract(
         raise ValueError(f"index holds one number per image, shape {x0.shape[:1]}, got shape {index.shape}")
     patterns = (select,) if isinstance(select, str) else tuple(select)
     kind = None if dtype is None else jnp.dtype(dtype)
-    spec = ExtractSpec(model, patterns, draws, average, side, kind, convention)
+    dropped = tuple((name, tuple(channels)) for name, channels in (drop or {}).items())
+    spec = ExtractSpec(model, patterns, draws, average, side, kind, convention, dropped)
     return _extract(spec, params, x0, seed, sigma, cond, index, dict(project or {}))
 
 
@@ -158,7 +190,7 @@ def _extract(
 ) -> Features:
     def one(draw: int | Array) -> Features:
         x = x0 + per_example(sigma, x0) * noise(seed, index, x0.shape[1:], draw).astype(x0.dtype)
-        taps = _taps(spec.model, params, x, sigma, cond, spec.select, spec.convention)
+        taps = _taps(spec.model, params, x, sigma, cond, spec.select, spec.convention, dict(spec.drop))
         for name in set(project) - {tap.name for tap, _ in taps}:
             raise ValueError(f"project names {name!r}, which is not selected{nearest(name, [t.name for t, _ in taps])}")
         return OrderedDict((tap.name, reduce(tap, value, spec.side, project.get(tap.name))) for tap, value in taps)

@@ -1,7 +1,8 @@
 """The activations of a network: names, shapes, kinds, stages and costs, by abstract tracing.
 
 A name is the path of the module in the parameter tree and the name of the tap in it: up2_transformer0/block0/out.
-The tables below map its last parts to a kind and its first part to a stage.
+The tables below map its last parts to a kind and its first part to a stage. Attention maps of a stage are also offered
+aggregated to one activation over the image, at the end of the catalogue: up/cross_maps (attention_maps.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jax.typing import DTypeLike
 
 from jaxdiff import flops
 from jaxdiff.conditions import Cond
+from jaxdiff.features import attention_maps
 from jaxdiff.models import taps
 from jaxdiff.trees import AnyArray, Params
 
@@ -31,6 +33,7 @@ KIND_PATTERNS = [
         (r"(?:.*/)?(?:self_)?attention/(\w+)", r"self_\1"),
         (r".*cross_attention/(\w+)", r"cross_\1"),
         (r".*joint/map", "joint_map"),
+        (rf".*/{attention_maps.NAME}", "maps"),
         (r".*image/attention", "self_out"),
         (r".*text/(\w+)", r"text_\1"),
         (r".*text_mlp/(\w+)", r"text_mlp_\1"),
@@ -38,6 +41,7 @@ KIND_PATTERNS = [
         (r".*mlp/inner", "inner"),
         (r".*mlp/out", "mlp_out"),
         (r".*norm\d*", "norm"),
+        (r".*/modulation", "modulation"),
         (r".*/(increment|skip|res_self|res_cross)", r"\1"),
         (r"(?:down|up)\d+_conv|enc_\d+x\d+_(?:down/out|joined)|dec_\d+x\d+_up/out", "sampler"),
         (r".*_transformer\d+/block\d+/out|blocks_\d+/(?:image/)?out|last_block/image/out", "block_out"),
@@ -103,7 +107,7 @@ def catalog(model: nn.Module, shape: Sequence[int] | AnyArray, cond: Cond = None
 
     def run(x: Array, label: Array, cond: Cond) -> list[Array]:  # initialises too, to trace once
         state = unrolled(model).init(jax.random.key(0), x, label, cond, mutable=["params", "intermediates"])
-        taps = _named(state.get("intermediates", {}))
+        taps = _named(state.get("intermediates", {}), x.shape)
         names.extend(taps)
         return list(taps.values())
 
@@ -133,8 +137,8 @@ def describe(
 
 
 def not_dense(kind: str) -> bool:
-    """Whether activations of this kind are not spatial: attention maps and text."""
-    return kind.endswith("_map") or kind.startswith("text_") or kind in ("cross_k", "cross_v")
+    """Whether activations of this kind are not spatial: attention maps, text, and the modulation of a block."""
+    return kind.endswith("_map") or kind.startswith("text_") or kind in ("cross_k", "cross_v", "modulation")
 
 
 def grid_of(shape: tuple[int, ...], image: tuple[int, ...]) -> tuple[int, int] | None:
@@ -167,9 +171,10 @@ def activations(
     """
     call = apply.apply if isinstance(apply, nn.Module) else apply
     out, state = call({"params": params}, x, label, cond, mutable=["intermediates"])
-    return out, _named(state.get("intermediates", {}))
+    return out, _named(state.get("intermediates", {}), x.shape)
 
 
-def _named(sown: Params) -> dict[str, Array]:
+def _named(sown: Params, image: tuple[int, ...]) -> dict[str, Array]:
     paths = {path: value for path, value in flatten_dict(sown).items() if path[-1].startswith(taps.TAP)}
-    return {"/".join((*path[:-1], path[-1].removeprefix(taps.TAP))): value for path, value in paths.items()}
+    found = {"/".join((*path[:-1], path[-1].removeprefix(taps.TAP))): value for path, value in paths.items()}
+    return found | attention_maps.aggregated(found, image)

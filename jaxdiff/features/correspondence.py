@@ -22,16 +22,25 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 from numpy.typing import ArrayLike
 
+from jaxdiff.errors import choose
 from jaxdiff.features.fitting import fit
 from jaxdiff.trees import AnyArray, Params
 
 Size = tuple[int, int]
+SCALES = ("none", "unit")  # of concatenated activations
 
 
-def concatenate(features: Mapping[str, AnyArray], size: Size) -> Float[Array, "b h w c"]:
-    """Several activations on one grid: each scaled to unit mean square, then concatenated."""
+def concatenate(features: Mapping[str, AnyArray], size: Size, scale: str = "none") -> Float[Array, "b h w c"]:
+    """Several activations resized to one grid, their channels joined; an image's features depend on no other image.
+
+    scale "none" keeps the values, as Meng et al. do, so activations of large norm dominate cosines; "unit" divides each
+    activation of each image by its root mean square first.
+    """
+    choose(scale, SCALES, "scale")
     resized = [_resize(jnp.asarray(value), size) for value in features.values()]
-    return jnp.concatenate([f * jax.lax.rsqrt(jnp.square(f).mean() + 1e-12) for f in resized], axis=-1)
+    if scale == "unit":
+        resized = [f * jax.lax.rsqrt(jnp.square(f).mean((1, 2, 3), keepdims=True) + 1e-12) for f in resized]
+    return jnp.concatenate(resized, axis=-1)
 
 
 def _resize(f: Float[Array, "b h w c"], size: Size) -> Float[Array, "b k l c"]:

@@ -12,6 +12,8 @@ from jax.sharding import Sharding
 from numpy.typing import ArrayLike
 
 from jaxdiff.features.capture import Wrapper, noise
+from jaxdiff.features.catalog import catalog
+from jaxdiff.features.massive import check_massive_ratio, massive_channels, stream_of
 from jaxdiff.features.probes import linear_probe
 from jaxdiff.features.statistics import noise_leak, noise_to_signal
 from jaxdiff.features.store import Rows
@@ -27,11 +29,13 @@ class Subject(NamedTuple):
     convention: Wrapper | None = None
     null: Mapping[str, ArrayLike] = {}
     sharding: Sharding | None = None  # of batches of images
+    drop: Mapping[str, Sequence[int]] = {}  # of `extract`
 
     def stream(self, batches: Iterable[AnyArray], sigma: float, *, seed: int = 0, **options: Any) -> Iterator[Rows]:
         """`features.stream` of image batches under the null condition."""
         rows = ({"image": images, **_repeated(self.null, len(images))} for images in batches)
-        options = {"convention": self.convention, "sharding": self.sharding, "conditions": tuple(self.null), **options}
+        own = {"convention": self.convention, "sharding": self.sharding, "drop": self.drop}
+        options = {**own, "conditions": tuple(self.null), **options}
         return stream(self.model, self.params, rows, seed, sigma, **options)
 
     def collect(self, images: AnyArray, names: Sequence[str], sigma: float, batch: int = 64, **options: Any) -> Rows:
@@ -39,6 +43,20 @@ class Subject(NamedTuple):
         batches = (images[i : i + batch] for i in range(0, len(images), batch))
         rows = list(self.stream(batches, sigma, select=tuple(names), **options))
         return {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
+
+
+def without_massive(
+    subject: Subject, images: AnyArray, names: Sequence[str], sigma: float, ratio: float, **options: Any
+) -> Subject:
+    """The subject with the massive channels of the blocks among `names` dropped, as found in these images."""
+    check_massive_ratio(ratio)
+    shape = (1, *np.shape(images)[1:])
+    kinds = {name: tap.kind for name, tap in catalog(subject.model, shape, _repeated(subject.null, 1)).items()}
+    streams = {name: stream_of(kinds, name) for name in names if name.endswith("/norm0")}
+    if not streams:
+        raise ValueError(f"massive channels are dropped from activations called norm0, none of {', '.join(names[:3])}")
+    found = subject.collect(images, tuple(dict.fromkeys(streams.values())), sigma, **options)
+    return subject._replace(drop={name: massive_channels(found[x], ratio) for name, x in streams.items()})
 
 
 def _repeated(null: Mapping[str, ArrayLike], count: int) -> dict[str, np.ndarray]:

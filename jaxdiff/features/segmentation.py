@@ -3,8 +3,13 @@
     vote          the class most members choose, the lowest on a tie
     disagreement  entropy of the mean probability less the mean entropy (Baranchuk et al. 2022): 0 when all agree
 
-Pixels labelled IGNORE are excluded. The MLPs see channels standardised over the training pixels instead of the
-reference's batch norm, and train for a fixed number of steps.
+    IoU of a class  pixels both labelled and predicted as it, over pixels labelled or predicted as it
+
+Pixels labelled IGNORE are excluded, from training and from the IoU, whatever is predicted there; classes that are
+neither labelled nor predicted are left out of the mean. The code of Meng et al. for few labels differs in both: a class
+predicted on an ignored pixel counts to its union, and an absent class counts as 0, so its means are lower. The MLPs see
+channels standardised over the training pixels instead of the reference's batch norm, and train for a fixed number of
+steps.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ IGNORE = 255
 
 
 def confusion(predicted: ArrayLike, truth: ArrayLike, classes: int) -> np.ndarray:
-    """Counts [truth, predicted] over all pixels that are not IGNORE; sum them over batches."""
+    """Counts [truth, predicted] over the pixels whose label is not IGNORE; sum them over batches."""
     predicted, truth = np.asarray(predicted).ravel(), np.asarray(truth).ravel()
     if predicted.shape != truth.shape:
         raise ValueError(f"predictions and labels differ in size: {predicted.size} and {truth.size}")
@@ -50,7 +55,10 @@ def iou(counts: ArrayLike) -> np.ndarray:
 
 
 def mean_iou(predicted: ArrayLike, truth: ArrayLike, classes: int) -> float:
-    """The IoU accumulated over all pixels, averaged over classes that occur."""
+    """The IoU accumulated over all pixels, averaged over classes that occur.
+
+    Pixels labelled IGNORE count neither as hits nor in a union, whatever is predicted there.
+    """
     return float(np.nanmean(iou(confusion(predicted, truth, classes))))
 
 

@@ -3,6 +3,7 @@
 pattern   up*/**/cross_attention/q     * within a part of a name, ** across parts, ? one character
           re:^up[01]_.*/out$           a regular expression, found anywhere
           !**/norm*                    excluded, wherever it is in the list
+          up-level1-repeat2-res-out    a name of the reference implementation, in networks that have it (reference.py)
 """
 
 from __future__ import annotations
@@ -18,39 +19,51 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxdiff.features import attention_maps
 from jaxdiff.features.catalog import INTER_MODULE, Catalog, Tap
+from jaxdiff.features.reference import reference_names
 from jaxdiff.features.statistics import cka
 from jaxdiff.trees import AnyArray
 
 Patterns = str | Sequence[str]
+HIDDEN = {"map": ("/map", f"/{attention_maps.NAME}"), "modulation": ("/modulation",)}  # from patterns without the word
 
 
 def select(names: Iterable[str], patterns: Patterns) -> tuple[str, ...]:
     """The names that some pattern matches and no exclusion does, in their own order (of a catalogue: of execution).
 
-    Attention maps are larger than everything else together: only patterns that contain "map" match them. With
-    exclusions alone, everything else is selected. A pattern that matches nothing is an error.
+    Attention maps are larger than everything else together, and the modulation of a block is no feature: only patterns
+    that contain "map" or "modulation" match them. With exclusions alone, everything else is selected. A pattern that
+    matches nothing is an error. A list of `SELECTIONS` is a list of patterns.
     """
     names = list(names)
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    patterns = _translated(names, [patterns] if isinstance(patterns, str) else list(patterns))
     wanted = [pattern for pattern in patterns if not pattern.startswith("!")] or ["**"] * bool(patterns)
     kept = set().union(*(_matches(names, pattern) for pattern in wanted))
     for pattern in patterns:
         if pattern.startswith("!"):
-            kept -= _matches(names, pattern[1:], maps=True)
+            kept -= _matches(names, pattern[1:], all_kinds=True)
     if not kept:
         raise ValueError(f"{patterns} select nothing of {len(names)} activations; exclude fewer, or add patterns")
     return tuple(name for name in names if name in kept)
 
 
-def _matches(names: Sequence[str], pattern: str, maps: bool = False) -> set[str]:
+def _translated(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """The patterns, reference names replaced by ours."""
+    known = reference_names(names)
+    pairs = [("!" * pattern.startswith("!"), pattern.removeprefix("!")) for pattern in patterns]
+    return [mark + known.get(pattern, pattern) for mark, pattern in pairs]
+
+
+def _matches(names: Sequence[str], pattern: str, all_kinds: bool = False) -> set[str]:
     expression = pattern.removeprefix("re:") if pattern.startswith("re:") else _from_glob(pattern)
     matched = {name for name in names if re.search(expression, name)}
     if not matched:
         raise ValueError(_nothing(names, pattern))
-    if maps or "map" in pattern:
+    if all_kinds:
         return matched
-    return {name for name in matched if not name.endswith("/map")}
+    hidden = [ends for word, ends in HIDDEN.items() if word not in pattern]
+    return {name for name in matched if not any(name.endswith(ends) for ends in hidden)}
 
 
 def _from_glob(pattern: str) -> str:
@@ -61,11 +74,13 @@ def _from_glob(pattern: str) -> str:
 
 def _nothing(names: Sequence[str], pattern: str) -> str:
     plain = re.sub(r"^re:|[\^$]", "", pattern)
-    near = difflib.get_close_matches(plain, names, n=3, cutoff=0.4)
+    near = difflib.get_close_matches(plain, [*names, *reference_names(names)], n=3, cutoff=0.4)
     known = sorted({name.rsplit("/", 1)[-1] for name in names if "/" in name})
     nearest = f"names end in {', '.join(known)}"
     if near:
         nearest = f"similar names are {', '.join(near)}"
+    if re.match(r"(unet|down|mid|up|vit|attn)-", plain) and not reference_names(names):
+        nearest = f"such names are those of Stable Diffusion's UNets and PixArt, this network has none; {nearest}"
     return f"no activation of {len(names)} matches {pattern!r}; {nearest} (* does not match /, ** does)"
 
 
@@ -78,7 +93,8 @@ class Filter:
 
     P1, noise: activations of other stages and those that leak noise are dropped. Where the leak was not measured, those
     whose noise-to-signal ratio exceeds `max_noise_ratio` times the least of an inter-module output in these stages.
-    P2, granularity: the first module of each resolution is too coarse, except at the finest one with attention.
+    P2, granularity: the first module of each resolution is too coarse, except from the finest one with attention
+    on, where what has just been upsampled holds the least noise.
     P3, locality: queries and keys of self-attention resemble their neighbours, except at the finest such grid.
     Grids coarser than `min_grid` of the input's side are dropped; for latents at 1/8 of the image size use 1/4.
     """
@@ -93,7 +109,8 @@ class Filter:
     def reasons(self, table: Catalog, measured: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, str]:
         """Why each activation is dropped, "" if it is kept. `measured[name]` may hold `leak` and `nsr`."""
         measured = measured or {}
-        finest = max((_side(tap) for tap in table.values() if tap.kind == "self_q"), default=0)
+        largest = max(_side(tap) for tap in table.values())
+        finest = max((_side(tap) for tap in table.values() if tap.kind == "self_q"), default=largest)
         first_modules = self._first_module_per_grid(table)
         min_trunk_nsr = self._min_trunk_nsr(table, measured)
         image = _side(table["in"])
@@ -110,7 +127,7 @@ class Filter:
             return f"{tap.kind} has no spatial grid"
         if _side(tap) < self.min_grid * image:
             return f"grid {tap.grid[0]}x{tap.grid[1]} is too coarse"
-        if self.skip_first and first and _side(tap) != finest:
+        if self.skip_first and first and _side(tap) < finest:
             return "first module of its resolution"
         if tap.kind in self.local_kinds and _side(tap) < finest:
             return f"{tap.kind} below the finest attention"

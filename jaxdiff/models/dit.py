@@ -49,6 +49,7 @@ class Block(nn.Module):
         c, tokens = c if isinstance(c, tuple) else (c, None)
         vectors = transformer.Modulation(6, x.shape[-1], name="modulation")(c)
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = vectors
+        taps.tap(self, "modulation", lambda: jnp.stack([shift_a, scale_a], axis=1))
         h = taps.tap(self, "norm0", transformer.modulate(x, shift_a, scale_a, self.dtype))
         h = attention.SelfAttention(self.heads, self.dtype, name="attention")(h, bias, mask)
         x = taps.tap(self, "res_self", x + gate_a[:, None].astype(self.dtype) * h)

@@ -53,6 +53,7 @@ class Block(nn.Module):
         return {"image": image, "text": text, "mask": streams["mask"]}
 
     def _project(self, stream: str, x: Array, vectors: list[Array]) -> list[Array]:
+        taps.tap(self, f"{stream}/modulation", lambda: jnp.stack(vectors[:2], axis=1))
         x = taps.tap(self, f"{stream}/norm0", transformer.modulate(x, vectors[0], vectors[1], self.dtype))
         q, k, v = attention.qkv_heads(x, self.heads, self.dtype, name=f"{stream}_qkv")
         if self.qk_norm:

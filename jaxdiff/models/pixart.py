@@ -56,6 +56,7 @@ class Block(nn.Module):
     def __call__(self, x: Float[Array, "b n d"], shared: Shared) -> Float[Array, "b n d"]:
         vectors = _table(self, 6, x.shape[-1]) + shared.vectors
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = (vectors[:, i] for i in range(6))
+        taps.tap(self, "modulation", lambda: jnp.stack([shift_a, scale_a], axis=1))
         h = taps.tap(self, "norm0", transformer.modulate(x, shift_a, scale_a, self.dtype))
         h = attention.SelfAttention(self.heads, self.dtype, name="attention")(h)
         x = taps.tap(self, "res_self", x + gate_a[:, None].astype(self.dtype) * h)

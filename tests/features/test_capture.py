@@ -12,7 +12,8 @@ from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdiff import features, flops, models
-from jaxdiff.conventions import EDM
+from jaxdiff.conventions import DDPM, EDM, Flow
+from jaxdiff.features import massive, scoring
 from jaxdiff.models import MDT, DiT, LatentUNet, MMDiT, PixArt, UNet, latent_unet, stacks, taps
 
 LATENT = LatentUNet(width=8, channel_mult=(2,), blocks=1, depths=(1,), heads=2, groups=4, text_dim=6)
@@ -46,11 +47,11 @@ def make(name, width=8):
 
 @functools.cache
 def everything(name):
-    """Model, parameters, noisy images (8 x 16), condition, all activations (maps too) and the denoised images."""
+    """Model, parameters, noisy images (8 x 16), condition, all activations and the denoised images."""
     model, params, x, cond = make(name, 16)
 
     def run(params):
-        taps = features.capture(model, params, x, SIGMA, cond, ["**", "**/map"])
+        taps = features.capture(model, params, x, SIGMA, cond, "re:.|map|modulation")  # all, these too
         return taps, denoiser(model, params)(x, SIGMA, cond) if name not in ("latent", "pixel") else None
 
     return model, params, x, cond, *jax.jit(run)(params)
@@ -160,29 +161,101 @@ def reference_ids(down, mid, up, blocks):
 @pytest.mark.parametrize(
     ("size", "side", "layout", "count", "channels"),
     [
-        ("sd1", 64, ((1, 1, 1, 0), 1, (0, 1, 1, 1), 2), 197, {"sd1": 3520, "sd1_legacy": 3520}),
+        (
+            "sd1",
+            64,
+            ((1, 1, 1, 0), 1, (0, 1, 1, 1), 2),
+            197,
+            {
+                "sd1": 3520,
+                "sd1_legacy": 3520,
+                "sd1_amalgamation": 3034,
+                "sd1_amalgamation_small": 1600,
+                "sd1_vpd": 3508,
+            },
+        ),
         pytest.param(
             "sdxl",
             128,
             ((0, 2, 10), 10, (10, 2, 0), 2),
             612,
-            {"sdxl": 3840, "sdxl_legacy": 2240},
+            {"sdxl": 3840, "sdxl_legacy": 2240, "sdxl_segmentation": 4480, "pgv2": 1280, "pgv2_segmentation": 2560},
             marks=pytest.mark.slow,
         ),
     ],
 )
 def test_reference_names_of_stable_diffusion(size, side, layout, count, channels):
     model = LatentUNet(**latent_unet.SIZES[size])
-    cond = {name: jnp.zeros((1, *(n or 1 for n in signal.shape))) for name, signal in model.signals().items()}
+    cond = {name: jnp.zeros((1, *(n or 77 for n in signal.shape))) for name, signal in model.signals().items()}
     table, names = features.catalog(model, (1, side, side, 4), cond), features.reference_names(model)
     assert len(names) == count and set(names) == set(reference_ids(*layout))
     assert len(set(names.values())) == count and set(names.values()) <= set(table)
+    stages = ("down", "up") if size == "sd1" else ("down", "mid", "up")  # grids of 1/4 and 1/2 of the latent's
+    extra = {f"attn-{stage}_cross": f"{stage}/cross_maps" for stage in stages}
+    assert features.reference_names(table) == {**names, **extra}
+    kept = features.Filter(min_grid=1 / 4).keep(table)
+    assert len(kept) < 0.6 * len(table)
     for selection, total in channels.items():
-        assert sum(table[names[name]].channels for name in features.SELECTIONS[selection]) == total
-    kept = features.Filter(min_grid=1 / 4).keep(table)  # the rules that need no measurement agree with the paper's list
-    assert {names[name] for name in features.SELECTIONS[size]} <= set(kept) and len(kept) < 0.6 * len(table)
+        chosen = features.select(table, features.SELECTIONS[selection])
+        assert sum(table[name].channels for name in chosen) == total
+        if not selection.endswith(("legacy", "vpd")):  # the rules that need no measurement agree with the paper's lists
+            assert set(chosen) <= set(kept)
     if size == "sd1":  # grids of the published selection
         assert [table[names[name]].grid[0] for name in features.SELECTIONS["sd1"]] == [16, 16, 32, 64]
+
+
+def test_reference_names_of_pixart():
+    names, table = features.reference_names(PROMPTED), table_of("pixart")
+    inner = ["self-q", "self-k", "self-v", "self-map", "cross-q", "cross-map", "ffn-inner", "out"]
+    assert list(names) == [f"vit-block{i}-{tap}" for i in (0, 1) for tap in inner]
+    assert names == features.reference_names(table) and len(set(names.values())) == 16
+    assert names["vit-block1-self-k"] == "blocks_1/attention/k" and len(features.reference_names(PixArt())) == 224
+    with pytest.raises(ValueError, match=r"LatentUNet and PixArt, not of DiT"):
+        features.reference_names(TRANSFORMER)
+    assert features.reference_names(table_of("dit")) == {}
+
+
+def test_selections_take_names_of_the_reference():
+    table = table_of("latent", channel_mult=(1, 2), depths=(0, 1))
+    chosen = features.select(
+        table, ["up-level0-repeat1-vit-block0-self-map", "up-level0-upsampler-out", "attn-up_cross"]
+    )
+    assert chosen == ("up1_transformer1/block0/self_attention/map", "up1_conv", "up/cross_maps")
+    assert "up1_conv" not in features.select(table, ["up1_*", "up1_*/**", "!up-level0-upsampler-out"])
+    with pytest.raises(ValueError, match=r"similar names are .*up-level0-repeat1-res-out"):
+        features.select(table, "up-level0-repeat7-res-out")
+
+
+def test_maps_of_a_stage_are_means_over_heads_and_layers():
+    model = LATENT.clone(channel_mult=(1, 1, 1, 1), depths=(0, 1, 2, 1), groups=4)  # grids 8x16, 4x8, 2x4, 1x2
+    x, cond = jax.random.normal(jax.random.key(1), (2, 8, 16, 4)), {**TEXT, **MASK}
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), x, jnp.ones(2), cond))["params"]
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda s: jnp.asarray(0.5 * rng.normal(size=s.shape), jnp.float32), shapes)
+    run = jax.jit(lambda p: features.capture(model, p, x, SIGMA, cond, ["**/cross_attention/map", "*/cross_maps"]))
+    taps = {name: np.asarray(value) for name, value in run(params).items()}
+    assert [name for name in taps if name.endswith("cross_maps")] == ["down/cross_maps", "up/cross_maps"]
+    for stage, repeats, levels in (("down", 1, (1, 2)), ("up", 2, (2, 1))):
+        parts = []
+        for level in levels:
+            layers = [(i, b) for i in range(repeats) for b in range(level)]
+            place = "{}{}_transformer{}/block{}/cross_attention/map"
+            maps = np.mean([taps[place.format(stage, level, i, b)] for i, b in layers], axis=0).mean(1)
+            grid = maps.reshape(2, 8 >> level, 16 >> level, 5)
+            parts.append(grid.repeat(2**level, axis=1).repeat(2**level, axis=2))
+        np.testing.assert_allclose(taps[f"{stage}/cross_maps"], np.concatenate(parts, -1), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(taps["up/cross_maps"].sum(-1), 2, rtol=1e-5)
+    assert not [name for name in features.select(features.catalog(model, x, cond), "**") if name.endswith("maps")]
+
+
+def test_noise_levels_of_timesteps():
+    """sqrt((1 - a) / a), a the product of 1 - beta; Stable Diffusion's t = 50, and the 51 that PNDM makes of it."""
+    betas = np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2
+    signal = np.prod(1 - betas[:51])
+    assert features.sigma_of(50, LatentUNet.published) == pytest.approx(math.sqrt((1 - signal) / signal), rel=1e-9)
+    levels = [features.sigma_of(t, DDPM("sqrt_linear")) for t in (50, 51)]
+    assert [f"{sigma:.4f}" for sigma in levels] == ["0.2256", "0.2281"]
+    assert features.sigma_of(250, Flow()) == pytest.approx(1 / 3)  # x = 0.75 x0 + 0.25 eps
 
 
 # ------------------------------------------------------------------------------------ values
@@ -245,6 +318,39 @@ def test_taps_of_the_other_networks_add_up():
     out = params["blocks_1"]["image_out"]
     close(np.einsum("bnhd,hdc->bnc", gathered, out["kernel"]) + out["bias"], tap("blocks_1/image/attention"))
     assert (joint[0, :, :, n + 3 :] == 0).all() and (joint[1, :, :, n + 3 :] > 0).all()
+
+
+@pytest.mark.parametrize("name", ["dit", "mdt", "pixart", "mmdit"])
+def test_modulated_norms_follow_from_the_stream_before_them(name):
+    """With no channel dropped it is the network's own activation."""
+    taps, table = everything(name)[4], table_of(name)
+    kinds = {tap.name: tap.kind for tap in table.values()}
+    names = [name for name in table if name.endswith("/norm0") and table[name].grid]
+    assert len(names) >= 2
+    for norm in names:
+        x, modulation = taps[massive.stream_of(kinds, norm)], taps[massive.modulation_of(norm)]
+        np.testing.assert_allclose(massive.modulated(x, modulation), taps[norm], rtol=0, atol=2e-5)
+        assert table[massive.modulation_of(norm)].grid is None
+    assert not [name for name in features.select(table, "**") if name.endswith("modulation")]
+
+
+def test_dropped_channels_of_a_block_do_not_matter():
+    """A constant of 1000 in two channels of the stream: found, ruinous to the other channels, gone when dropped."""
+    model, params, x, cond = make("dit")
+    offset = jnp.zeros(16).at[jnp.array([3, 11])].set(1000.0)
+    loud = {**params, "patches": {**params["patches"], "bias": params["patches"]["bias"] + offset}}
+    norm, stream = "blocks_0/norm0", "embedded"
+    run = partial(features.extract, model, x0=x, seed=0, sigma=0.3, cond=cond)
+    found = run(loud, select=[norm, stream])
+    channels = features.massive_channels(found[stream])
+    assert channels == (3, 11) and not features.massive_channels(run(params, select=stream)[stream])
+    others = [i for i in range(16) if i not in channels]
+    both = [run(p, select=norm, drop={norm: channels})[norm] for p in (params, loud)]
+    np.testing.assert_allclose(both[0], both[1], rtol=0, atol=1e-4)
+    spread = lambda f: np.asarray(f)[..., others].std((1, 2)).mean()  # noqa: E731
+    assert spread(found[norm]) < 0.02 * spread(both[1])
+    subject = scoring.Subject(model, loud, null={"label": 0})
+    assert scoring.without_massive(subject, x, [norm, "out"], 0.3, ratio=10).drop == {norm: channels}
 
 
 @pytest.mark.parametrize("name", ["dit", "mdt", "pixart", "mmdit"])
@@ -442,11 +548,28 @@ def call(change):
         ({"select": "**/out", "project": {"blocks_0/img/out": (0, 0)}}, r"'blocks_0/img/out'.*did you mean 'blocks_0/image/out'"),
         ({"select": "**/text/k", "project": {"blocks_0/text/k": (0, 0)}}, r"blocks_0/text/k.*\(2, 5, 16\)"),
         ({"x0": jnp.zeros((2, 8, 10, 4)), "select": "in", "side": 4}, r"8x10.*side <= 4"),
+        ({"drop": {"blocks_0/image/norm0": [1]}}, r"'blocks_0/image/norm0', which is not selected"),
+        ({"drop": {"in": [1]}}, r"norm0 of blocks with adaLN \(blocks_0/image/norm0, .*not 'in'"),
     ],
 )  # fmt: skip
 def test_bad_requests_say_what_to_do(change, message):
     with pytest.raises(ValueError, match=message):
         call(change)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: features.sigma_of(1000, DDPM()), r"0\.\.999, got 1000"),
+        (lambda: features.sigma_of(0.5, DDPM()), r"integer.*got 0\.5"),
+        (lambda: features.sigma_of(50, EDM()), r"EDM\(sigma_data=0\.5\) has no timesteps; give sigma"),
+        (lambda: features.sigma_of(1000, Flow()), r"between 0 and 1000, got 1000"),
+        (lambda: features.massive_channels(np.ones((2, 3)), 0.5), r"above 1, got ratio=0\.5"),
+    ],
+)
+def test_what_has_no_noise_level_or_no_outliers(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_catalogue_and_pca_messages():

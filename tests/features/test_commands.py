@@ -13,7 +13,7 @@ from PIL import Image
 
 from jaxdiff import data, features, training, weights
 from jaxdiff.cli import main
-from jaxdiff.configs import imagenet256_dit
+from jaxdiff.configs import imagenet256_dit, t2i_small
 from jaxdiff.data import spec
 from jaxdiff.features import probes, scoring, store
 from jaxdiff.training import export, parameters
@@ -60,6 +60,89 @@ def test_extract_is_extraction_under_the_null_label_on_all_devices(run, digits, 
     expected = features.extract(model, params, jnp.asarray(digits[0]), 3, 0.4, null, ["in", "blocks_1/out"])
     for name, value in {**expected, "label": digits[1]}.items():
         np.testing.assert_allclose(np.concatenate([shard[name] for shard in shards]), value, rtol=0, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory):
+    """The folder of a text-conditioned UNet whose parameters are random, and the run."""
+    workdir, config = tmp_path_factory.mktemp("prompted"), t2i_small.get_config("tiny,latent_unet")
+    config.denoiser.kind, config.denoiser.schedule = "ddpm", "sqrt_linear"
+    config.noise.sigma_sampler, config.diffusion.weight = "discrete", "eps"
+    run = training.build(config, training.load_data(config))
+    rng = np.random.default_rng(0)
+    draw = lambda s: jnp.asarray(rng.normal(size=s.shape) * 0.2, jnp.float32)  # noqa: E731
+    params = jax.tree.map(draw, parameters.shapes_of(run.model, run.conditions, run.data.shape))
+    write_run(workdir, config, run.data, params)
+    return workdir, run, params
+
+
+def test_prompts_timesteps_and_names_of_the_reference(prompted, tmp_path, capsys):
+    workdir, run, params = prompted
+    words, names = "a red circle", ["up1_transformer0/block0/cross_attention/q", "up/cross_maps"]
+    rows = run.data.text([words])
+    np.savez(tmp_path / "embedded.npz", **rows)
+    select = "--select=up-level0-repeat0-vit-block0-cross-q attn-up_cross"
+    given = ["features", "extract", f"--workdir={workdir}", select, "--timestep=50", "--count=3"]
+    for name, prompt in {"null": "", "words": words, "file": str(tmp_path / "embedded.npz")}.items():
+        assert main([*given, f"--prompt={prompt}", f"--out={tmp_path / name}"]) == 0
+    sigma = float(run.convention.sigmas[50])
+    assert "at sigma 0.22558" in capsys.readouterr().out
+    x0 = jnp.asarray(
+        data.load("shapes", **{**run.config.data.options, "count": 3, "shuffle": False}).take(0, 3)["image"]
+    )
+    encoded = {"null": run.data.text([""]), "words": rows, "file": rows}
+    for name, text in encoded.items():
+        (stored,) = store.read(tmp_path / name)
+        cond = {key: jnp.repeat(jnp.asarray(value), 3, axis=0) for key, value in text.items() if key in run.conditions}
+        expected = features.extract(run.model, params, x0, 0, sigma, cond, names, convention=run.convention)
+        assert list(expected) == names
+        for key in names:
+            np.testing.assert_allclose(stored[key], expected[key], rtol=0, atol=1e-4)
+    assert store.index(tmp_path / "words")["about"]["prompt"] == words
+
+
+def test_mistaken_prompts_and_levels(run, prompted, tmp_path, capsys):
+    np.savez(tmp_path / "short.npz", text=np.zeros((1, 3, 5)), text_mask=np.ones((1, 3), bool))
+    np.savez(tmp_path / "none.npz", embeddings=np.zeros(3))
+    plain, text = ([f"--workdir={folder[0]}", "--select=in", f"--out={tmp_path}/a.png"] for folder in (run, prompted))
+    for flags, message in [
+        ([*plain, "--prompt=a circle"], "text-conditioned network; dit is conditioned on label"),
+        ([*text, f"--prompt={tmp_path}/short.npz"], "text has shape (3, 5), the network expects ("),
+        ([*text, f"--prompt={tmp_path}/none.npz"], "has embeddings; the network also needs text"),
+        ([*text, f"--prompt={tmp_path}/nowhere.npz"], "no file"),
+        ([*text, "--timestep=1000"], "integer in 0..999, got 1000"),
+        ([*text, "--timestep=50", "--sigma=0.3"], "--sigma or --timestep, not both"),
+        ([*text, "--select=@sd1"], "no activation of"),
+        ([*text, "--select=@sd7"], "no selection among sd1_legacy, sd1, "),
+        ([*text, "--drop_massive=10"], "norm0"),
+    ]:
+        assert main(["features", "show", *flags]) == 2
+        assert message in capsys.readouterr().err, flags
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_catalog_has_the_names_of_the_reference(prompted, capsys):
+    assert main(["features", "catalog", f"--workdir={prompted[0]}", "--select=up1_block0/*"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0][-1] == "reference" and len(rows) > 3
+    assert {row[0]: row[-1] for row in rows}["up1_block0/out"] == "up-level0-repeat0-res-out"
+    assert {row[0]: row[-1] for row in rows}["up1_block0/norm0"] == "-"
+
+
+def test_massive_channels_are_dropped_from_the_norms_of_a_transformer(run, digits, tmp_path, capsys):
+    workdir, model, params = run
+    loud = {**params, "patches": {**params["patches"], "bias": params["patches"]["bias"].at[5].add(300.0)}}
+    folder = tmp_path / "loud"
+    shutil.copytree(workdir, folder)
+    export.write(folder, loud)
+    flags = ["--select=blocks_0/norm0", "--drop_massive=10", "--count=4", f"--out={tmp_path}/f"]
+    assert main(["features", "extract", f"--workdir={folder}", *flags]) == 0
+    assert "blocks_0/norm0 without channels 5\n" in capsys.readouterr().out
+    (stored,) = store.read(tmp_path / "f")
+    options = {"select": "blocks_0/norm0", "drop": {"blocks_0/norm0": [5]}}
+    null = {"label": jnp.full(4, 10)}
+    expected = features.extract(model, params, jnp.asarray(digits[0][:4]), 0, 0.2, null, **options)
+    np.testing.assert_allclose(stored["blocks_0/norm0"], expected["blocks_0/norm0"], rtol=0, atol=1e-3)
 
 
 def test_public_weights_give_the_features_of_the_run_they_are(run, digits, tmp_path):
@@ -231,6 +314,9 @@ def test_images_colour_alike_what_is_alike():
         (["show", *CONFIG, "--select=**/map"], "blocks_0/attention/map, blocks_1/attention/map"),
         (["show", *CONFIG, "--select=in"], "--config.train.init_from=FILE"),
         (["show", *CONFIG, "--select=in", "--sigma=0"], "sigma"),
+        (["show", *CONFIG, "--select=@sd1"], "Stable Diffusion's UNets and PixArt, this network has none"),
+        (["score", *CONFIG, "--timesteps=1,x"], "--timesteps is a list of numbers such as 1,50,200, got '1,x'"),
+        (["score", *CONFIG, "--timesteps=1", "--sigmas=2"], "--sigmas or --timesteps, not both"),
         (["show", *CONFIG, "--select=in", "--out=a.jpg"], ".png, got 'a.jpg'"),
         (["show", *CONFIG, "--select=in", "--images=gs://bucket/x"], "--images=gs://bucket/x"),
         (["extract", *CONFIG, "--select=in"], "--out=FOLDER, got ''"),

@@ -55,11 +55,19 @@ def test_pck_counts_points_within_the_image_or_the_box():
     assert abs(probes.pck(chance, np.full((4000, 1, 2), 50.0), 100) - np.pi / 100) < 0.01
 
 
-def test_joined_activations_weigh_alike():
-    parts = {"a": RNG.normal(size=(2, 4, 4, 3)), "b": 1e3 * RNG.normal(size=(2, 8, 8, 5))}
-    joined = np.asarray(jax.jit(lambda p: probes.concatenate(p, (8, 8)))(parts))
-    assert joined.shape == (2, 8, 8, 8)
-    np.testing.assert_allclose([np.square(joined[..., :3]).mean(), np.square(joined[..., 3:]).mean()], 1, rtol=1e-5)
+def test_joined_activations_are_those_of_each_image_alone():
+    """Whatever else is in the batch, whatever the scale; by default the values are kept."""
+    parts = {"a": RNG.normal(size=(3, 4, 4, 3)), "b": 1e3 * RNG.normal(size=(3, 8, 8, 5))}
+    parts["b"][2] *= 50
+    plain, unit = (np.asarray(probes.concatenate(parts, (8, 8), scale=scale)) for scale in ("none", "unit"))
+    alone = {name: value[:1] for name, value in parts.items()}
+    for scale, joined in {"none": plain, "unit": unit}.items():
+        assert joined.shape == (3, 8, 8, 8)
+        np.testing.assert_allclose(probes.concatenate(alone, (8, 8), scale=scale)[0], joined[0], rtol=1e-6)
+    np.testing.assert_array_equal(plain, probes.concatenate(parts, (8, 8)))
+    np.testing.assert_array_equal(plain[..., 3:], parts["b"].astype(np.float32))
+    for channels in (slice(3), slice(3, None)):
+        np.testing.assert_allclose(np.square(unit[..., channels]).mean((1, 2, 3)), 1, rtol=1e-5)
 
 
 def test_a_trained_layer_learns_what_to_look_at():
@@ -102,6 +110,11 @@ def test_the_layer_starts_without_changing_any_cosine():
 
 
 # ------------------------------------------------------------------------------------ segmentation
+
+
+def test_predictions_on_ignored_pixels_count_nowhere():
+    truth, found = np.array([0, 0, 1, probes.IGNORE]), np.array([0, 0, 1, 1])
+    assert probes.mean_iou(found, truth, 3) == 1  # the union of class 1 is one pixel, and class 2 does not occur
 
 
 def test_mean_iou_is_the_jaccard_score_and_ignores_what_is_unlabelled():
@@ -223,6 +236,7 @@ def test_a_stream_is_extraction_whatever_the_batches():
     [
         (lambda d: probes.linear_probe((np.zeros((3, 2)), [0, 1, 1]), (np.zeros((2, 3)), [0, 1])), ValueError, r"\(3, 2\) with \(3,\) labels"),
         (lambda d: probes.pck(np.zeros((1, 2, 2)), np.zeros((1, 2, 2)), 1, visible=[[0, 0]]), ValueError, "visible keypoints"),
+        (lambda d: probes.concatenate({}, (2, 2), scale="units"), ValueError, "scale 'units'.*unit"),
         (lambda d: probes.confusion([0, 1], [0, 7], 3), ValueError, "label 7.*3 classes"),
         (lambda d: probes.confusion([0, 1], [0], 3), ValueError, "2 and 1"),
         (lambda d: probes.fit_pixels(np.zeros((4, 4, 2)), np.zeros((8, 8)), 2), ValueError, "16 pixels.*64 labels"),

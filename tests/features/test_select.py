@@ -93,18 +93,23 @@ def test_the_filter_gives_a_reason_for_all_it_drops():
         "up0/out": "grid 1x1 is too coarse",
         "up1/q": "first module of its resolution", "up1/out": "first module of its resolution",
         "up2/q": "self_q below the finest attention",
-        "up4/out": "first module of its resolution",
         "up5/map": "self_map has no spatial grid",
     }  # fmt: skip
-    assert features.Filter().keep(TABLE) == ("up2/c", "up3/q", "up5/out")
+    assert features.Filter().keep(TABLE) == ("up2/c", "up3/q", "up4/out", "up5/out")  # up4: above the attention
+
+
+def test_without_attention_first_modules_below_the_input_grid_are_dropped():
+    table = {name: row for name, row in TABLE.items() if row.kind != "self_q"}
+    dropped = [name for name, reason in features.Filter().reasons(table).items() if reason.startswith("first")]
+    assert dropped == ["up1/out", "up4/out"]
 
 
 @pytest.mark.parametrize(
     ("changes", "added"),
     [
-        ({"stages": ("down", "up")}, {"up4/out"}),  # a 32 x 32 module comes earlier now, and is the first
+        ({"stages": ("down", "up")}, {"down/a/out"}),
         ({"min_grid": 0.0}, set()),  # up0 is still the first of its resolution
-        ({"min_grid": 0.0, "skip_first": False}, {"up0/out", "up1/out", "up4/out"}),
+        ({"min_grid": 0.0, "skip_first": False}, {"up0/out", "up1/out"}),
         ({"local_kinds": ()}, {"up2/q"}),
     ],
 )
@@ -114,11 +119,11 @@ def test_every_rule_is_a_field(changes, added):
 
 def test_noise_is_judged_by_leak_or_else_by_ratio():
     leaks = {"up2/c": {"leak": 0.19, "nsr": 99.0}, "up5/out": {"leak": 0.21}}
-    assert features.Filter().keep(TABLE, leaks) == ("up2/c", "up3/q")
-    assert features.Filter(max_leak=0.1).keep(TABLE, leaks) == ("up3/q",)
+    assert features.Filter().keep(TABLE, leaks) == ("up2/c", "up3/q", "up4/out")
+    assert features.Filter(max_leak=0.1).keep(TABLE, leaks) == ("up3/q", "up4/out")
     ratios = {"up1/out": {"nsr": 0.02}, "up5/out": {"nsr": 0.11}, "up2/c": {"nsr": 0.09}, "up3/q": {"nsr": 0.1001}}
-    assert features.Filter().keep(TABLE, ratios) == ("up2/c",)
-    assert features.Filter(max_noise_ratio=6.0).keep(TABLE, ratios) == ("up2/c", "up3/q", "up5/out")
+    assert features.Filter().keep(TABLE, ratios) == ("up2/c", "up4/out")
+    assert features.Filter(max_noise_ratio=6.0).keep(TABLE, ratios) == ("up2/c", "up3/q", "up4/out", "up5/out")
 
 
 def test_pruning_keeps_the_first_of_those_alike_on_one_grid():

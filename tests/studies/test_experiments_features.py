@@ -26,6 +26,14 @@ def test_compare(run):
     assert "PCK@0.1, 6 pairs" in text and "of the best ten" in text
 
 
+@pytest.mark.slow
+def test_massive(run):
+    found, text = run("features.massive")
+    assert list(found["own"]) == ["blocks_0/norm0", "blocks_1/norm0"] and "outlier" in text
+    for row in found["planted"].values():
+        assert {0, 8} <= set(row["channels"]) and row["outlier"] > 50  # of 16 channels
+
+
 def test_files_of_real_images(tmp_path):
     """Images, classes of pixels and keypoints of a file whose planes are deltas, shrunk to half the side."""
     rng = np.random.default_rng(0)

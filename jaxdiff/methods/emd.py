@@ -71,7 +71,7 @@ def build(options: Options, parts: Parts) -> Method:
         sigma, cond = examples["sigma"], examples.get("cond")
         inputs = (examples["z"], examples["eps"], sigma, examples["key"], cond)
         end = e_step(networks.teacher, networks.score, networks.looped, *inputs, options, options.unroll)
-        loss, gradients = m_step(networks.generate, params, end, sigma, cond, scheme=options.scheme, weight=weight)
+        loss, gradients = m_step(networks.generate, params, end, sigma, cond, weight=weight)
         return gradients, {"loss": loss, **end.metrics}
 
     return score_distillation(
@@ -86,16 +86,14 @@ def m_step(
     sigma: Array,
     cond: Cond = None,
     *,
-    scheme: str = "eps,z",
     weight: LossWeight = jnp.ones_like,
 ) -> tuple[Array, Params]:
-    """(loss, gradient) of mean weight(sigma) |target - g(z)|^2 / 2 with the chain's target held constant.
+    """(loss, gradient) of mean weight(sigma) |target - g(z)|^2 / 2, target = g(z) + residual held constant.
 
     `generate(params, z, cond)` is run forward and backward once. Means are over pixels and examples.
     """
     made, pull = jax.vjp(lambda p: generate(p, chain.z, cond), params)
-    residual = chain.residual - made if scheme.startswith("x") else chain.residual
-    residual = jnp.where(per_example(chain.finite, made), residual, 0.0)
+    residual = chain.residual  # zero where a chain was not finite
     weighted = per_example(weight(sigma), made) * residual
     (gradient,) = pull((-weighted / made.size).astype(made.dtype))
     return 0.5 * (weighted * residual).mean(), gradient

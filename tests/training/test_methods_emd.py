@@ -96,8 +96,7 @@ def _run(point, examples, options):
     generate = lambda p, z, cond=None: p["a"] * z + p["b"]  # noqa: E731
     pair = (denoisers.gaussian(point["m"], point["s"]), denoisers.gaussian(params["b"], jnp.abs(params["a"])))
     chain = e_step(*pair, lambda z, cond: generate(params, z), z, eps, sigma, keys[2], chain=Langevin(**dict(options)))
-    scheme = dict(options).get("scheme", "eps,z")
-    _, gradient = m_step(generate, params, chain, sigma, scheme=scheme, weight=lambda sigma: sigma**-2)
+    _, gradient = m_step(generate, params, chain, sigma, weight=lambda sigma: sigma**-2)
     return chain, gradient
 
 
@@ -277,11 +276,12 @@ def reference_chain(point, z, eps, normals, scheme, step_eps, step_z, alpha, sig
         if scheme.startswith("eps"):
             x = alpha * g + sigma * eps
             pull = alpha * a * gap(x)
-            drifts = (1 - step_eps) * drifts + step_eps * sigma * gap(x)
+            drifts = (1 - step_eps) * drifts + step_eps * sigma * gap(x)  # the gaps alone
             eps = (1 - step_eps) * eps + step_eps * sigma * gap(x) + np.sqrt(2 * step_eps) * n
             ledger = (1 - step_eps) * ledger + np.sqrt(2 * step_eps) * n
         else:
             pull = alpha / sigma**2 * a * (x - alpha * g)
+            drifts = (1 - step_eps) * drifts + step_eps * sigma * gap(x)
             x = x + step_x * (gap(x) - (x - alpha * g) / sigma**2) + np.sqrt(2 * step_x) * n
             ledger = (1 - step_x / sigma**2) * ledger + np.sqrt(2 * step_x) * n / sigma
         if scheme.endswith("z"):
@@ -317,14 +317,18 @@ def test_paths_in_any_coordinate_and_their_ledger(scheme, alpha, sigma):
     for unroll in (1, steps):
         chain = e_step(*arguments, chain=Langevin(steps=steps, **options), unroll=unroll)
         apart, clean = chain.carried, chain.residual
-        if scheme.startswith("x"):
-            apart, clean = (v - (a * chain.z + b) for v in (apart, clean))
+        if scheme == "x,z":
+            apart = apart - (a * chain.z + b)
         level = sigma / alpha
         np.testing.assert_allclose(apart / level, want[0], atol=2e-5)
         np.testing.assert_allclose(chain.z, want[1], atol=2e-5)
-        np.testing.assert_allclose((apart - clean) / level, want[2], atol=2e-5)
-        if scheme.startswith("eps"):
-            np.testing.assert_allclose(clean / level, want[3], atol=2e-5)
+        np.testing.assert_allclose(clean / level, want[3], atol=2e-5)
+        if scheme != "x,z":
+            np.testing.assert_allclose((apart - clean) / level, want[2], atol=2e-5)
+        for cancel in ("last", "none"):
+            chain = e_step(*arguments, chain=Langevin(steps=steps, cancel=cancel, **options), unroll=unroll)
+            last = np.sqrt(2 * 0.16) * normals[-1][0] if cancel == "last" else 0.0
+            np.testing.assert_allclose(chain.residual / level, want[0] - last, atol=2e-5)
 
 
 def test_x_and_eps_are_one_scheme_when_z_rests():
@@ -344,16 +348,54 @@ def test_the_joint_chain_in_x_reaches_the_teacher():
 
 @pytest.mark.parametrize("scheme", ["eps,z", "x,z", "eps", "x"])
 def test_equal_densities_leave_nothing_to_learn(scheme):
-    """With complete cancellation the gradient is zero, except where x lags behind a moving g(z)."""
+    """With complete cancellation the gradient is zero to the bit, in every scheme."""
     same = {**REFERENCE, "m": REFERENCE["b"], "s": REFERENCE["a"]}
     options = {"steps": 5, "scheme": scheme, "step_z": 0.01}
     _, gradient, _ = run(same, 500, **options)
     _, noisy, _ = run(same, 500, cancel="none", **options)
-    if scheme.startswith("eps"):
-        np.testing.assert_array_equal(gradient, 0.0)  # to the bit
-    elif scheme == "x":
-        np.testing.assert_allclose(gradient, 0.0, atol=1e-6)
+    np.testing.assert_array_equal(gradient, 0.0)
     assert np.abs(noisy).max() > 1e-3
+
+
+def test_a_joint_chain_in_x_is_at_rest_where_the_generator_fits():
+    """Teacher N(0, 0.5^2), sigma 0.05, K = 16: z's noise moves g(z) by more than x follows, and none of it is learnt.
+
+    The fixed point is a = s: the slope at the optimum is zero and it points back to it from both sides.
+    """
+    options = {"steps": 16, "scheme": "x,z", "step_z": 1e-3}
+    for share, sign in ((0.7, 1), (1.0, 0), (1.3, -1)):
+        point = {"alpha": 1.0, "sigma": 0.05, "m": 0.0, "s": 0.5, "a": 0.5 * share, "b": 0.0}
+        _, gradient, level = run(point, 4096, **options)
+        assert np.sign(-gradient[0] * level**2) == sign, (share, gradient)
+
+
+@pytest.mark.parametrize("scheme", ["eps,z", "x,z", "eps", "x"])
+def test_a_rounded_generator_leaks_nothing_into_the_gradient(scheme):
+    """A chain on a bfloat16 copy of g, the M-step on g itself: without a gap there is nothing to learn."""
+    z, eps = (jax.random.normal(k, (64, 3)) for k in jax.random.split(jax.random.key(0)))
+    exact, sigma = denoisers.gaussian(0.0, 0.5), jnp.full(64, 0.05)
+    generate = lambda a, z, cond=None: a * z  # noqa: E731
+    rounded = lambda z, cond: (0.5 * z.astype(jnp.bfloat16)).astype(jnp.float32)  # noqa: E731
+    chain = e_step(exact, exact, rounded, z, eps, sigma, jax.random.key(1), chain=Langevin(scheme=scheme))
+    assert float(m_step(generate, jnp.float32(0.5), chain, sigma)[1]) == 0
+
+
+def test_chains_are_float32_under_x64(x64):
+    """The same numbers as without it, whatever the dtype of the arguments."""
+    z, eps = (np.random.default_rng(i).normal(size=(6, 2)) for i in (0, 1))
+    pair = (denoisers.gaussian(0.3, 0.5), denoisers.gaussian(0.0, 0.9))
+
+    def ends(dtype, scheme):
+        start = (jnp.asarray(v, dtype) for v in (z, eps, np.full(6, 0.7)))
+        return e_step(*pair, lambda z, c: 0.8 * z, *start, jax.random.key(2), chain=Langevin(scheme=scheme, steps=3))
+
+    for scheme in ("eps,z", "x,z"):
+        wide = ends(jnp.float64, scheme)
+        assert wide.z.dtype == wide.residual.dtype == jnp.float32
+        with jax.enable_x64(False):
+            narrow = ends(jnp.float32, scheme)
+        np.testing.assert_allclose(wide.residual, narrow.residual, rtol=1e-5)
+        np.testing.assert_allclose(wide.z, narrow.z, rtol=1e-5)
 
 
 def test_one_step_without_z_is_diff_instruct():
@@ -375,7 +417,7 @@ def test_one_step_without_z_is_diff_instruct():
         keys[3],
         chain=Langevin(**{**DIFF_INSTRUCT, "step_eps": 0.16}),
     )
-    _, gradient = m_step(generate, params, chain, sigma, scheme="eps")
+    _, gradient = m_step(generate, params, chain, sigma)
 
     def surrogate(p):
         x0 = generate(p, z)
@@ -454,7 +496,7 @@ def settle(level, step_z, steps, cancel, iterations=400, examples=512):
         chain = e_step(
             teacher, student, lambda z, c: generate(params, z), z, eps, sigma, keys[2], chain=Langevin(**options)
         )
-        _, gradient = m_step(generate, params, chain, sigma, scheme=options["scheme"])
+        _, gradient = m_step(generate, params, chain, sigma)
         params = jax.tree.map(lambda p, g: p - scale * g, params, gradient)
         return params, params["a"]
 

@@ -43,9 +43,9 @@ DIFF_INSTRUCT: dict[str, Any] = {"steps": 1, "scheme": "eps", "step_eps": 1.0, "
 class Options(ScoreOptions, Langevin):
     """Options of `method.name = "emd"`. The generator takes one step from noise level sample.sigma_max."""
 
-    sigma_sampler: str = ""  # noise levels of the E-step, as noise.sigma_sampler; "": those of `noise`
+    sigma_sampler: str = ""  # levels of the E-step and the student score, as noise.sigma_sampler; "": `noise`
     sigma_options: Mapping[str, float] = field(default_factory=dict)  # its options, as {"mean": 0.0, "std": 1.5}
-    sigma_min: float = 0.0  # lower bound on these levels: log-SNR is at most -2 ln sigma_min
+    sigma_min: float = 0.0  # lower bound on the E-step's levels: log-SNR is at most -2 ln sigma_min
     weight: str | LossWeight = "x0"  # weight of |target - g(z)|^2, as diffusion.weight; x0 = sigma^2 on the divergence
     chain_dtype: str = ""  # dtype of the E-step's copies of the networks: float32, bfloat16; "": no copies
     mcmc_sigma: float = 0.3  # noise level for `jaxdiff sample --mcmc_steps`
@@ -58,11 +58,9 @@ def build(options: Options, parts: Parts) -> Method:
     `Options(**DIFF_INSTRUCT)` gives Diff-Instruct.
     """
     weight = loss_weight(options.weight, parts.convention)
-    sigmas = parts.sigmas
+    sigmas = None
     if options.sigma_sampler:
         sigmas = noise.make_levels(options.sigma_sampler, parts.shift, **options.sigma_options)
-    if options.sigma_min:
-        sigmas = noise.at_least(sigmas, options.sigma_min)
     dtype = None
     if options.chain_dtype:
         dtype = pick(DTYPES, options.chain_dtype, "emd.chain_dtype")
@@ -75,7 +73,13 @@ def build(options: Options, parts: Parts) -> Method:
         return gradients, {"loss": loss, **end.metrics}
 
     return score_distillation(
-        options, parts, rule, sigmas=sigmas, chain_dtype=dtype, correct=partial(correct, chain=options)
+        options,
+        parts,
+        rule,
+        sigmas=sigmas,
+        sigma_min=options.sigma_min,
+        chain_dtype=dtype,
+        correct=partial(correct, chain=options),
     )
 
 

@@ -614,6 +614,29 @@ def test_a_step_is_the_three_parts_written_by_hand():
     np.testing.assert_allclose(metrics["eps_square"], jnp.square(u / level).mean(), rtol=1e-4)
 
 
+def test_the_score_is_trained_at_the_levels_of_the_chains():
+    """By default the levels drawn for D_S and for chains have one distribution; a narrower one is warned of."""
+    chains = {"sigma_sampler": "polynomial", "sigma_options": {"sigma_min": 0.02, "sigma_max": 80.0}}
+    drawn = []
+
+    class Watched(Affine):
+        def __call__(self, x, noise_label, cond=None, *, deterministic=True):
+            jax.debug.callback(lambda label: drawn.append(np.exp(4 * np.asarray(label))), noise_label, ordered=True)
+            return super().__call__(x, noise_label, cond, deterministic=deterministic)
+
+    method = make(model=Watched(), steps=1, scheme="eps", **chains)
+    batch = {"image": jnp.zeros((2000, 2)), "label": jnp.zeros(2000, jnp.int32)}
+    state = method.init(jax.random.key(0), batch, {"teacher": TEACHER})
+    drawn.clear()
+    jax.jit(method.step)(state, batch, jax.random.key(1))[0].step.block_until_ready()
+    jax.effects_barrier()
+    levels = [sigma.ravel() for sigma in drawn if sigma.size == 2000 and np.ptp(sigma) > 0]
+    above = [float((sigma > 10).mean()) for sigma in levels]  # of the score's update and of the chains, 37 % each
+    assert len(above) >= 3 and all(0.33 < share < 0.41 for share in above), above
+    with pytest.warns(UserWarning, match=r"4[0-9] % of the chains' noise levels.*score_levels='chain'"):
+        make(score_levels="noise", **chains)
+
+
 def test_a_gradient_taken_outside_sees_a_constant_chain():
     """With the E-step inside a loss, derivatives by the scores are zero and those by the generator unchanged."""
     keys = jax.random.split(jax.random.key(0), 3)
@@ -696,6 +719,7 @@ def test_corrected_samples_are_the_teachers():
         ({"steps": 0}, "at least one Langevin step, got steps=0"),
         ({"step_eps": 1.5}, r"step_eps must be in \(0, 1\]"),
         ({"step_x": 0.1}, "step_x=0.1 .*scheme='eps,z'"),
+        ({"score_levels": "all"}, "unknown score_levels 'all'"),
         ({"score_updates": 0}, "score_updates .*got 0"),
         ({"guidance": 2.0, "model": Affine(num_classes=0)}, "guidance=2.0 needs a network"),
         ({"input_scale": "two"}, "unknown input_scale of a generator 'two'"),

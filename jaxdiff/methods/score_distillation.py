@@ -276,7 +276,7 @@ class ScoreDistillation:
             self.optimizers["student"], gradients, state.opt_state["student"], state.params["student"], factor
         )
         metrics |= {name: value.mean() for name, value in matched.items()}
-        return advance(state, params, opt_state, self.parts.decay(state.step + 1, len(data_of(batch)))), metrics
+        return advance(state, params, opt_state, self.parts.rate(state.step + 1, len(data_of(batch)))), metrics
 
     # -------------------------------------------------------------------------------------- samples
 

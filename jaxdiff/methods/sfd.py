@@ -237,7 +237,7 @@ class FewSteps:
         evaluations = jnp.asarray(trained, jnp.float32)
         metrics = {name: seen[name].sum() / evaluations for name in ("loss", "grad_norm")}
         metrics |= {"end_distance": seen["distance"][trained - 1], "nfe": evaluations}
-        return advance(state, params, opt_state, self.parts.decay(state.step + 1, shape[0])), metrics
+        return advance(state, params, opt_state, self.parts.rate(state.step + 1, shape[0])), metrics
 
     def gap(self, frozen: Mapping[str, Params], dropout: Array) -> Gap:
         """The loss of one Euler step of the student against its target."""

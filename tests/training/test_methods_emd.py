@@ -541,7 +541,7 @@ BATCH = {"image": jnp.zeros((16, 2)), "label": jnp.zeros(16, jnp.int32)}
 
 
 def make(**options):
-    options = {"sigma_max": 2.0, "steps": 3, "step_z": 0.01, "average": lambda step, batch: jnp.float32(0.0), **options}
+    options = {"sigma_max": 2.0, "steps": 3, "step_z": 0.01, "average": lambda step, batch: jnp.float32(1.0), **options}
     return build_method(emd, options.pop("model", Affine()), optax.sgd(0.1), optax.sgd(0.05), **options)
 
 
@@ -559,7 +559,7 @@ def test_a_generator_starts_as_the_teacher_at_one_level():
 
 def test_a_step_is_the_three_parts_written_by_hand():
     """Score first, then E-step and M-step with the new score; fresh draws for each; nothing else changes."""
-    method = make(score_updates=2, average=lambda step, batch: jnp.float32(0.9), guidance=1.5, null={"label": 3})
+    method = make(score_updates=2, average=lambda step, batch: jnp.float32(0.1), guidance=1.5, null={"label": 3})
     state = method.init(jax.random.key(0), BATCH, {"teacher": TEACHER})
     key = jax.random.key(7)
     new, metrics = jax.jit(method.step)(state, BATCH, key)

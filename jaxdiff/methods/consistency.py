@@ -7,7 +7,8 @@
 
 The improved recipe (Song & Dhariwal 2024): c = 0.00054 sqrt(dim); low and high adjacent on the polynomial grid of N(k)
 intervals, N(k) = min(first 2^floor(k / K'), last), K' = floor(K / (log2 floor(last / first) + 1)), so that a run of K
-steps ends with `last`; the interval is the one that ln sigma ~ N(mean, std^2) falls into; the target is the online network, not an average.
+steps ends with `last`; the interval is the one that ln sigma ~ N(mean, std^2) falls into; the target is the online
+network, not an average.
 
 f is the Euler step of D down to sigma_min. For EDM's D it gives the published c_out = sigma_data (sigma - sigma_min) /
 sqrt(sigma^2 + sigma_data^2) and c_skip = (sigma_data^2 + sigma sigma_min) / (sigma^2 + sigma_data^2). It applies to
@@ -78,8 +79,8 @@ class Options:
             raise ValueError(f"consistency needs 1 <= first <= last, got {self.first} and {self.last}")
         if self.first < self.last < 2 * self.first:
             raise ValueError(
-                f"consistency doubles its intervals, so last must be first or at least twice as large, got {self.first} "
-                f"and {self.last}"
+                f"consistency doubles its intervals, so last must equal first or be at least twice as large, got "
+                f"first={self.first} and last={self.last}"
             )
         if not 0 <= self.target_decay < 1:
             raise ValueError(f"target_decay must be in [0, 1), 0 for no average, got {self.target_decay}")

@@ -138,7 +138,8 @@ def e_step(
         if pull is not None:
             force = apart if chain.carries_x else gap
             z, seen["z_drift"] = move_z(z, pull, force / level**2, index, made.dtype)
-        return tuple(a.astype(jnp.float32) for a in (after + push, z, clean)), seen
+        at, z, clean = (a.astype(jnp.float32) for a in (after + push, z, clean))
+        return (at, z, clean), seen
 
     def move_z(
         z: Array, pull: Callable[[Array], tuple[Array]], force: Array, index: Array, dtype: Dtype

@@ -144,8 +144,9 @@ def warn_uncovered(chain: SigmaSampler, score: SigmaSampler) -> None:
     share, low, high = (0.0, 0.0, 0.0) if chain is score else uncovered(chain, score)
     if share > 0.05:
         warnings.warn(
-            f"{100 * share:.0f} % of the chains' noise levels lie outside {low:.3g} to {high:.3g}, where 99 % of those of the "
-            "student score lie: it is used where it is not trained. Set emd.score_levels='chain', or widen `noise`",
+            f"{100 * share:.0f} % of the chains' noise levels lie outside {low:.3g} to {high:.3g}, where 99 % of those "
+            "of the student score lie: it is used where it is not trained. Set emd.score_levels='chain', or widen "
+            "`noise`",
             stacklevel=2,
         )
 

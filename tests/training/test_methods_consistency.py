@@ -68,7 +68,9 @@ def test_the_function_is_the_identity_at_the_end_and_has_the_published_weights()
     np.testing.assert_allclose(skip[:, 0], (0.25 + sigma * LOW) / (sigma**2 + 0.25), atol=2e-5)
 
 
-@pytest.mark.parametrize(("total", "first", "last"), [(400_000, 10, 1280), (800, 2, 150), (5, 10, 10), (3, 10, 1280), (800_000, 10, 50)])
+@pytest.mark.parametrize(
+    ("total", "first", "last"), [(400_000, 10, 1280), (800, 2, 150), (5, 10, 10), (3, 10, 1280), (800_000, 10, 50)]
+)
 def test_the_grid_doubles_until_the_last_stage(total, first, last):
     """As published, and `last` is reached within a training run, whether or not last / first is a power of two."""
     stage = max(math.floor(total / (math.log2(last // first) + 1)), 1)

@@ -42,7 +42,7 @@ def power(sigma_rel: float = 0.05) -> Rate:
     """sigma_rel is the width of the averaging profile relative to training time."""
     t = sigma_rel**-2.0  # gamma solves gamma^3 + 7 gamma^2 + (16 - t) gamma + 12 - t = 0
     gamma = np.roots([1, 7, 16 - t, 12 - t]).real.max()
-    exponent = jnp.float32(gamma + 1)
+    exponent = np.float32(gamma + 1)
     return lambda step, batch: -jnp.expm1(exponent * jnp.log1p(-1 / step.astype(jnp.float32)))
 
 

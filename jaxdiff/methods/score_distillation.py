@@ -130,8 +130,6 @@ def score_distillation(
             f"chain_dtype={chain_dtype} needs a network with a field dtype; {type(parts.model).__name__} has none"
         )
     sigmas = sigmas or parts.sigmas
-    if options.score_levels == "noise":
-        warn_uncovered(sigmas, parts.sigmas)
     levels = Levels(at_least(sigmas, sigma_min), sigmas if options.score_levels == "chain" else parts.sigmas)
     made = ScoreDistillation(options, parts, parts.teacher, rule, levels, chain_dtype, correct)
     frozen = {"teacher": parts.teacher.frozen}
@@ -141,7 +139,8 @@ def score_distillation(
 
 def warn_uncovered(chain: SigmaSampler, score: SigmaSampler) -> None:
     """Warn if chains often visit noise levels at which the student score is hardly trained."""
-    share, low, high = (0.0, 0.0, 0.0) if chain is score else uncovered(chain, score)
+    with jax.ensure_compile_time_eval():
+        share, low, high = uncovered(chain, score)
     if share > 0.05:
         warnings.warn(
             f"{100 * share:.0f} % of the chains' noise levels lie outside {low:.3g} to {high:.3g}, where 99 % of those "
@@ -214,6 +213,8 @@ class ScoreDistillation:
     # -------------------------------------------------------------------------------------- one step
 
     def init(self, key: Array, batch: Batch, frozen: Mapping[str, Params]) -> TrainState:
+        if self.options.score_levels == "noise":
+            warn_uncovered(*self.levels)
         given = frozen.get("student", frozen["teacher"] if self.teacher.own else {})
         params = init_from_teacher(self.parts.initial(key, batch), given)
         score = jax.tree.map(jnp.copy, params)

@@ -634,7 +634,7 @@ def test_the_score_is_trained_at_the_levels_of_the_chains():
     above = [float((sigma > 10).mean()) for sigma in levels]  # of the score's update and of the chains, 37 % each
     assert len(above) >= 3 and all(0.33 < share < 0.41 for share in above), above
     with pytest.warns(UserWarning, match=r"4[0-9] % of the chains' noise levels.*score_levels='chain'"):
-        make(score_levels="noise", **chains)
+        jax.eval_shape(make(score_levels="noise", **chains).init, jax.random.key(0), batch, {"teacher": TEACHER})
 
 
 def test_a_gradient_taken_outside_sees_a_constant_chain():

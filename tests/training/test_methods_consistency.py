@@ -206,6 +206,7 @@ def test_the_loss_is_smooth_at_zero_and_the_distance_far_away():
     [
         ({"sigma_min": 0.0}, "0 < sigma_min < sigma_max, got 0.0 and 80.0"),
         ({"first": 20, "last": 10}, "1 <= first <= last, got 20 and 10"),
+        ({"first": 10, "last": 15}, "at least twice as large, got first=10 and last=15"),
         ({"target_decay": 1.0}, r"target_decay .*\[0, 1\).*got 1.0"),
         ({"guidance": 2.0}, "guidance=2.0 .*distil=True"),
         ({"analytic": GAUSSIAN}, "distil=True"),

@@ -53,7 +53,10 @@ def split(given: list[str]) -> tuple[str, bool]:
 
 
 def distil(c: ConfigDict, arg: str, learning_rate: float) -> None:
-    """The paper's recipe: DPM-Solver++(3M), K = 4, L1, Adam with a tenth of the rate from half way on, no averaging."""
+    """The paper's recipe: DPM-Solver++(3M), K = 4, L1, Adam with a tenth of the rate from half way on, no averaging.
+
+    The authors' code lowers the rate at the end of the first iteration that starts half way or later.
+    """
     several = arg not in ("2", "3", "4", "5")
     c.method.name = "sfd"
     c.teacher.kind = "run" if arg == "second" else "fresh" if arg == "tiny" else "edm"
@@ -74,6 +77,6 @@ def distil(c: ConfigDict, arg: str, learning_rate: float) -> None:
         c.optim.learning_rate, trajectories = 10 * learning_rate, 2_000_000
     c.sample.timestamps = max(c.sfd.nfe) + 2
     c.data.batch_size = 128
-    c.optim.decay, c.optim.decay_images = "step", trajectories // 2
+    c.optim.decay, c.optim.decay_images = "step", trajectories // 2 + 128
     c.train.steps = -(-trajectories // 128)
     c.train.log_every, c.train.sample_every, c.train.save_every = 50, 500, 500

@@ -136,8 +136,9 @@ def _results(c: ConfigDict) -> None:
     c.eval.weights = ""  # file with that network's weights; not needed for digits
     c.eval.clip = ""  # a CLIP checkpoint, both encoders: score of samples and their captions, or class names
     c.eval.tokenizer = ""  # its tokenizer.json
+    c.eval.clip_formula = "100cos"  # 100cos (100 max(cos, 0)) or hessel (2.5 max(cos, 0) after "A photo depicts")
     c.eval.samples = 2000
-    c.eval.reference = 0  # reference images; 0 = the whole dataset
+    c.eval.reference = 0  # reference images, by a fixed permutation of the dataset; 0 = all of it
     c.eval.seed = 1
 
     c.autoencoder = ConfigDict()  # decodes samples, where the data are latents

@@ -27,6 +27,7 @@ def get_config(arg: str = "") -> ConfigDict:
         c.method.name = "emd"
         c.teacher.path = "runs/digits"
         c.emd.steps = 4
+        c.emd.score_levels = "noise"  # those of the teacher, which reach far enough
         c.emd.sigma_sampler, c.emd.sigma_options = "lognormal", ConfigDict({"mean": -0.4, "std": 1.2})
         c.emd.score_updates, c.emd.score_rate = 3, 1e-3
         c.optim.learning_rate = 3e-4

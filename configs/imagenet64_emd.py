@@ -11,7 +11,8 @@ Training uses no data: `:blank` runs without the dataset. `:diff_instruct` is th
 A pod: three networks, an average and two optimizers. Published: FID 2.20 with one evaluation, after 300,000 updates on
 64 TPU v4 (8 days). Not run here. Known from the paper: K, the scheme, complete cancellation, the weight. From memory of
 its tables, not verified: learning rates, batch, Adam's b1 and b2, step sizes, log-SNR -6 (sigma_max 20.09), length.
-Not published, chosen here: the average, noise levels of the chains along EDM's sampling grid, their lower end.
+Not published, chosen here: the average, noise levels of the chains along EDM's sampling grid and their lower end, and
+the same levels for the student score: 37 % of them are above sigma 10, 0.2 % of EDM's training levels.
 """
 
 import math

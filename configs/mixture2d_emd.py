@@ -26,6 +26,7 @@ def get_config(arg: str = "") -> ConfigDict:
         c.teacher.kind = "analytic"
         c.model.fields.frequencies = 3
         c.emd.steps, c.emd.step_z, c.emd.clip_z, c.emd.sigma_min = 16, 1e-3, 5.0, 0.05
+        c.emd.score_levels = "noise"  # which covers the levels of the chains
         c.emd.sigma_sampler, c.emd.sigma_options = "lognormal", ConfigDict({"mean": -1.5, "std": 1.0})
         c.emd.score_rate, c.emd.score_updates = 2e-3, 4
         c.optim.learning_rate, c.optim.options = 5e-4, ConfigDict({"b1": 0.0, "b2": 0.99})

@@ -132,7 +132,7 @@ def flow(network: Network, time_scale: float = 1000.0) -> Denoiser:
 
     def formula(x: Array, sigma: Array, cond: Cond) -> Array:
         t = sigma / (1 + sigma)
-        x_t = (1 - t) * x
+        x_t = x / (1 + sigma)  # (1 - t) x; 1 - t has no digits left at large sigma
         return x_t - t * network(x_t, _label(time_scale * t, x), cond).astype(x.dtype)
 
     return _denoiser(formula)

@@ -108,6 +108,15 @@ def test_ddpm_timesteps_are_linear_in_log_sigma_between_knots_and_clamped_outsid
     np.testing.assert_allclose(seen, [10.5, 0, 999], atol=1e-2)
 
 
+@pytest.mark.parametrize("sigma", [1.0, 1e3, 1e5])
+def test_flow_keeps_its_digits_at_large_sigma(sigma):
+    """The network's input is x / (1 + sigma), in float32 as in float64."""
+    seen = []
+    x = jnp.linspace(-3, 3, 8).reshape(4, 2) * (1 + sigma)
+    dn.flow(lambda x_t, t, cond: seen.append(x_t) or x_t)(x, sigma)
+    np.testing.assert_allclose(seen[0], np.asarray(x, np.float64) / (1 + sigma), rtol=1e-6)
+
+
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 20.0])
 def test_flow_wrapper_and_velocity_are_inverse(x64, sigma):
     def network(x_t, t, cond):

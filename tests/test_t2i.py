@@ -12,7 +12,8 @@ from jaxdiff.conditions import SEMANTIC
 from jaxdiff.configs import mixture2d, t2i_small
 from jaxdiff.data.shapes import CAPTIONS
 from jaxdiff.evaluation import clip
-from jaxdiff.training import state, transfer
+from jaxdiff.training import state, subset, transfer
+from jaxdiff.training.build import reference_data
 from jaxdiff.training.logs import captioned_grid
 from jaxdiff.trees import by_name
 
@@ -59,12 +60,17 @@ def test_evaluation_with_a_clip_score(monkeypatch):
         labels = batch["label"] if "dit" in arg else None
         scores = training.evaluate(made, None, mesh, samples=(batch["image"], labels))
         named = made.data.class_names[batch["label"][0]] if "dit" in arg else CAPTIONS[batch["caption_id"][0]]
-        assert scores["clip_score"] == (("clip.safetensors", "tokenizer.json"), 4, named)
+        assert scores["clip_100cos"] == (("clip.safetensors", "tokenizer.json", "100cos"), 4, named)
     # CLIP sees what latents become, distances do not
     decoded = dataclasses.replace(made, decode=lambda z: np.repeat(z, 2, 0)[:3])
-    scores = training.evaluate(decoded, None, mesh, samples=(batch["image"], batch["label"]))
-    assert scores["clip_score"][1] == 3 and scores["sliced_wasserstein"] < 1e-6
-    config.eval.tokenizer = ""
+    stored = reference_data(config)
+    (images,) = subset.images(stored, subset.chosen(stored.size, 4))
+    scores = training.evaluate(decoded, None, mesh, samples=(images, batch["label"]))
+    assert scores["clip_100cos"][1] == 3 and scores["sliced_wasserstein"] < 1e-6
+    config.eval.clip_formula = "cos"
+    with pytest.raises(ValueError, match=r"unknown eval.clip_formula 'cos'.*100cos, hessel"):
+        training.evaluate(training.build(config, made.data), None, mesh)
+    config.eval.clip_formula, config.eval.tokenizer = "hessel", ""
     with pytest.raises(ValueError, match=r"eval.tokenizer.*tokenizer.json"):
         training.evaluate(training.build(config, made.data), None, mesh)
     config = mixture2d.get_config("tiny")

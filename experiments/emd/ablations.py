@@ -2,9 +2,9 @@
 
     python -m experiments.emd.ablations --teacher=runs/digits --out=runs/experiments [--axis=cancel]
 
-Axes: what the chain moves (scheme), the noise taken out of the M-step (cancel), the number of Langevin steps (K), the
-generator's noise level (sigma_star, with its distance before any training). --axis=cancel also writes the gradient norm
-along training.
+Axes: what the chain moves (scheme; the residual of the M-step is the same sum of gaps in all of them), the noise taken
+out of the M-step (cancel), the number of Langevin steps (K), the generator's noise level (sigma_star, with its distance
+before any training). --axis=cancel also writes the gradient norm along training.
 """
 
 from __future__ import annotations

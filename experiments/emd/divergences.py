@@ -78,7 +78,7 @@ def descend(level: float, step_z: float, steps: int, cancel: str, args: argparse
         student = denoisers.gaussian(params["b"], params["a"])
         made = lambda z, cond: generate(params, z)  # noqa: E731
         chain = e_step(teacher, student, made, z, eps, sigma, keys[2], chain=settings)
-        _, gradient = m_step(generate, params, chain, sigma, scheme=scheme)
+        _, gradient = m_step(generate, params, chain, sigma)
         params = jax.tree.map(lambda p, g: p - rate * g, params, gradient)
         return params, params["a"]
 

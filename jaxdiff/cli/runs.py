@@ -88,10 +88,10 @@ class Samples(NamedTuple):
     nfe: int
 
 
-def open_run(config: ConfigDict, workdir: str) -> SavedRun:
-    """A run to sample from; its parameters are read later."""
+def open_run(config: ConfigDict, workdir: str, step: str = "") -> SavedRun:
+    """A run to sample from, as exported or at a kept step; its parameters are read later."""
     check_files(config)
-    return training.load(workdir, config)
+    return training.load(workdir, config, step=step)
 
 
 def makes_images(saved: SavedRun) -> bool:
@@ -130,16 +130,18 @@ def write_samples(out: Path, made: Samples) -> None:
         save_png(out, np.concatenate([image_grid(group) for group in made.images.values()], 1))
 
 
-def evaluate(config: ConfigDict, workdir: str, reference_stats: str = "") -> evaluation.Record:
+def evaluate(
+    config: ConfigDict, workdir: str, reference_stats: str = "", step: str = "", repeats: int = 1
+) -> evaluation.Record:
     """The distances between samples of a run and its data, or stored statistics of such data."""
-    saved = open_run(config, workdir)
+    saved = open_run(config, workdir, step)
     if not reference_stats:
         with instead_of_data("--reference_stats=FILE.npz, feature moments that --save_reference_stats writes"):
             saved = saved.with_data()
     run, mesh = saved.run, saved.mesh
-    record = training.evaluate(run, saved.params, mesh, reference_stats=reference_stats)
+    record = training.evaluate(run, saved.params, mesh, reference_stats=reference_stats, repeats=repeats)
     assert record is not None  # never stopped here
-    return record
+    return {"step": saved.step, **record}
 
 
 def compare_halves(config: ConfigDict) -> evaluation.Record:

@@ -17,7 +17,7 @@ def run(given: Arguments) -> int:
     config = configs.resolve(COMMAND, given)
     from jaxdiff.cli import runs
 
-    saved = runs.open_run(runs.with_nfe(config, given.nfe), given.workdir)
+    saved = runs.open_run(runs.with_nfe(config, given.nfe), given.workdir, given.step)
     if given.out.endswith(".png") and not runs.makes_images(saved):
         raise UsageError("samples of this run are points, not images; write them with --out=FILE.npz")
     print("compiling the sampler ...", flush=True)
@@ -28,7 +28,8 @@ def run(given: Arguments) -> int:
         made = runs.sample(saved, given.count, given.seed, labels, prompts)
         how = config.sample.solver
     runs.write_samples(Path(given.out), made)
-    print(f"wrote {given.count} samples to {given.out}: {how}, {made.nfe} evaluations each")
+    of = f" of step {saved.step}" if given.step else ""
+    print(f"wrote {given.count} samples{of} to {given.out}: {how}, {made.nfe} evaluations each")
     return 0
 
 
@@ -62,6 +63,7 @@ COMMAND = Command(
         Flag("prompts", "", '"a red circle|a blue square", or a file prompts.txt with one prompt per line'),
         Flag("out", "samples.png", "FILE.png for a grid, FILE.npz for the arrays"),
         Flag("nfe", 0, "network evaluations per sample; 0: as in the run's config"),
+        Flag("step", "", "best (by checkpoint.metric) or the number of a kept checkpoint; empty: the exported one"),
         Flag("mcmc_steps", 0, "show an EMD generator's samples before and after this many Langevin steps"),
     ),
     config="run",

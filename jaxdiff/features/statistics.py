@@ -2,7 +2,8 @@
 
 Features are [n e h w c]: n images, e noise draws of each at one noise level, on the activation's own grid.
 
-    noise-to-signal  mean Var_e(f) / mean Var_n(E_e f), variances per position and channel
+    noise-to-signal  N / (mean Var_n(E_e f) - N / e), N = mean Var_e(f), variances per position and channel; the mean
+                     of e draws keeps N / e of the noise, which is not signal
     noise leak       held-out R^2 of a linear map, shared by all positions, from f to the injected noise averaged onto
                      f's grid; 0 if f carries none of it
     granularity      mean radial frequency of the three leading principal maps of E_e f, weighted by power, in cycles
@@ -26,12 +27,13 @@ from jaxdiff.trees import AnyArray
 
 
 def noise_to_signal(f: Shaped[AnyArray, "n e h w c"]) -> float:
-    """Variance over noise draws divided by variance over images; compare within one kind of activation."""
+    """Variance over noise draws over variance over images (0: inf); compare within one kind of activation."""
     f = np.asarray(f, np.float64)
     if min(f.shape[:2]) < 2:
         raise ValueError(f"noise-to-signal needs 2 images and 2 draws or more, got {f.shape[0]} and {f.shape[1]}")
-    signal = f.mean(1).var(0, ddof=1).mean()
-    return float(f.var(1, ddof=1).mean() / signal) if signal else float("inf")
+    noise = f.var(1, ddof=1).mean()
+    signal = f.mean(1).var(0, ddof=1).mean() - noise / f.shape[1]
+    return float(noise / signal) if signal > 0 else float("inf")
 
 
 def noise_leak(f: Shaped[AnyArray, "n e h w c"], eps: Shaped[AnyArray, "n e H W d"], ridge: float = 1e-3) -> float:

@@ -6,8 +6,9 @@
     loss   = E d(f(x_high, high), sg f(x_low, low)) / (high - low),       d(a, b) = sqrt(|a - b|^2 + c^2) - c
 
 The improved recipe (Song & Dhariwal 2024): c = 0.00054 sqrt(dim); low and high adjacent on the polynomial grid of N(k)
-intervals, N(k) = min(first 2^floor(k / K'), last), K' = floor(K / (log2 floor(last / first) + 1)); the interval is the
-one that ln sigma ~ N(mean, std^2) falls into; the target is the online network, not an average.
+intervals, N(k) = min(first 2^floor(k / K'), last), K' = floor(K / (log2 floor(last / first) + 1)), so that a run of K
+steps ends with `last`; the interval is the one that ln sigma ~ N(mean, std^2) falls into; the target is the online
+network, not an average.
 
 f is the Euler step of D down to sigma_min. For EDM's D it gives the published c_out = sigma_data (sigma - sigma_min) /
 sqrt(sigma^2 + sigma_data^2) and c_skip = (sigma_data^2 + sigma sigma_min) / (sigma^2 + sigma_data^2). It applies to
@@ -64,7 +65,7 @@ class Options:
     sigma_max: float = 80.0  # where trajectories start
     rho: float = 7.0  # exponent of the grid
     first: int = 10  # initial number of intervals, doubled until it reaches `last`
-    last: int = 1280  # final number of intervals
+    last: int = 1280  # final number of intervals: `first`, or at least twice as many
     mean: float = -1.1  # of ln sigma, from which intervals are drawn
     std: float = 2.0  # of ln sigma
     huber: float = 0.00054  # c / sqrt(dim) of the pseudo-Huber loss
@@ -76,6 +77,11 @@ class Options:
             raise ValueError(f"consistency needs 0 < sigma_min < sigma_max, got {self.sigma_min} and {self.sigma_max}")
         if not 1 <= self.first <= self.last:
             raise ValueError(f"consistency needs 1 <= first <= last, got {self.first} and {self.last}")
+        if self.first < self.last < 2 * self.first:
+            raise ValueError(
+                f"consistency doubles its intervals, so last must equal first or be at least twice as large, got "
+                f"first={self.first} and last={self.last}"
+            )
         if not 0 <= self.target_decay < 1:
             raise ValueError(f"target_decay must be in [0, 1), 0 for no average, got {self.target_decay}")
         if self.guidance != 1.0 and not self.distil:
@@ -109,9 +115,9 @@ def consistent(denoise: Denoiser, sigma_min: float) -> Denoiser:
 
 def intervals(step: Array, total: int, first: int, last: int) -> Array:
     """N(k): the number of intervals at a step of `total`; doubled at every stage, up to `last`."""
-    doublings = (last // first).bit_length() - 1  # floor(log2)
-    stage = step // max(total // (doublings + 1), 1)
-    return jnp.minimum(first * 2 ** jnp.minimum(stage, doublings + 1), last)
+    ratio = last // first
+    stage = step // max(int(total / (math.log2(ratio) + 1)), 1)
+    return jnp.minimum(first * 2 ** jnp.minimum(stage, ratio.bit_length()), last)
 
 
 def neighbours(key: Array, n: int, count: Array, options: Options) -> tuple[Array, Array]:
@@ -201,13 +207,13 @@ def build(options: Options, parts: Parts) -> Method:
         params = state.params["student"]
         (value, gradients), _ = accumulate(gradient, params, examples, parts.accum_steps)
         params, opt_state = update(optimizer, gradients, state.opt_state["student"], params)
-        decay = parts.decay(state.step + 1, len(x0))
+        rate = parts.rate(state.step + 1, len(x0))
         targets = {}
         if "target" in state.averages:
-            targets["target"] = average(jnp.float32(options.target_decay), state.averages["target"], params)
+            targets["target"] = average(jnp.float32(1 - options.target_decay), state.averages["target"], params)
         metrics = {"loss": value, "grad_norm": optax.tree.norm(gradients), "intervals": count.astype(jnp.float32)}
-        metrics |= {"ema_decay": jnp.asarray(decay), **paired}
-        return advance(state, params, opt_state, decay, **targets), metrics
+        metrics |= {"ema_decay": 1 - rate, **paired}
+        return advance(state, params, opt_state, rate, **targets), metrics
 
     def sample(params: Params, noise: Array, cond: Cond = None, key: Array | None = None) -> Array:
         assert parts.sampling.solve is not None

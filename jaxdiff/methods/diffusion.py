@@ -97,9 +97,9 @@ def build(options: Options, parts: Parts) -> Method:
         params = state.params["student"]
         (metrics, gradients), _ = accumulate(gradient, params, examples, parts.accum_steps)
         params, opt_state = update(optimizer, gradients, state.opt_state["student"], params)
-        decay = parts.decay(state.step + 1, len(x0))
-        metrics |= {"grad_norm": optax.tree.norm(gradients), "ema_decay": jnp.asarray(decay), **paired}
-        return advance(state, params, opt_state, decay), metrics
+        rate = parts.rate(state.step + 1, len(x0))
+        metrics |= {"grad_norm": optax.tree.norm(gradients), "ema_decay": 1 - rate, **paired}
+        return advance(state, params, opt_state, rate), metrics
 
     def sample(params: Params, noise: Array, cond: Cond = None, key: Array | None = None) -> Array:
         assert parts.sampling.solve is not None

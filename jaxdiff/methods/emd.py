@@ -43,9 +43,9 @@ DIFF_INSTRUCT: dict[str, Any] = {"steps": 1, "scheme": "eps", "step_eps": 1.0, "
 class Options(ScoreOptions, Langevin):
     """Options of `method.name = "emd"`. The generator takes one step from noise level sample.sigma_max."""
 
-    sigma_sampler: str = ""  # noise levels of the E-step, as noise.sigma_sampler; "": those of `noise`
+    sigma_sampler: str = ""  # levels of the E-step and the student score, as noise.sigma_sampler; "": `noise`
     sigma_options: Mapping[str, float] = field(default_factory=dict)  # its options, as {"mean": 0.0, "std": 1.5}
-    sigma_min: float = 0.0  # lower bound on these levels: log-SNR is at most -2 ln sigma_min
+    sigma_min: float = 0.0  # lower bound on the E-step's levels: log-SNR is at most -2 ln sigma_min
     weight: str | LossWeight = "x0"  # weight of |target - g(z)|^2, as diffusion.weight; x0 = sigma^2 on the divergence
     chain_dtype: str = ""  # dtype of the E-step's copies of the networks: float32, bfloat16; "": no copies
     mcmc_sigma: float = 0.3  # noise level for `jaxdiff sample --mcmc_steps`
@@ -58,11 +58,9 @@ def build(options: Options, parts: Parts) -> Method:
     `Options(**DIFF_INSTRUCT)` gives Diff-Instruct.
     """
     weight = loss_weight(options.weight, parts.convention)
-    sigmas = parts.sigmas
+    sigmas = None
     if options.sigma_sampler:
         sigmas = noise.make_levels(options.sigma_sampler, parts.shift, **options.sigma_options)
-    if options.sigma_min:
-        sigmas = noise.at_least(sigmas, options.sigma_min)
     dtype = None
     if options.chain_dtype:
         dtype = pick(DTYPES, options.chain_dtype, "emd.chain_dtype")
@@ -71,11 +69,17 @@ def build(options: Options, parts: Parts) -> Method:
         sigma, cond = examples["sigma"], examples.get("cond")
         inputs = (examples["z"], examples["eps"], sigma, examples["key"], cond)
         end = e_step(networks.teacher, networks.score, networks.looped, *inputs, options, options.unroll)
-        loss, gradients = m_step(networks.generate, params, end, sigma, cond, scheme=options.scheme, weight=weight)
+        loss, gradients = m_step(networks.generate, params, end, sigma, cond, weight=weight)
         return gradients, {"loss": loss, **end.metrics}
 
     return score_distillation(
-        options, parts, rule, sigmas=sigmas, chain_dtype=dtype, correct=partial(correct, chain=options)
+        options,
+        parts,
+        rule,
+        sigmas=sigmas,
+        sigma_min=options.sigma_min,
+        chain_dtype=dtype,
+        correct=partial(correct, chain=options),
     )
 
 
@@ -86,16 +90,14 @@ def m_step(
     sigma: Array,
     cond: Cond = None,
     *,
-    scheme: str = "eps,z",
     weight: LossWeight = jnp.ones_like,
 ) -> tuple[Array, Params]:
-    """(loss, gradient) of mean weight(sigma) |target - g(z)|^2 / 2 with the chain's target held constant.
+    """(loss, gradient) of mean weight(sigma) |target - g(z)|^2 / 2, target = g(z) + residual held constant.
 
     `generate(params, z, cond)` is run forward and backward once. Means are over pixels and examples.
     """
     made, pull = jax.vjp(lambda p: generate(p, chain.z, cond), params)
-    residual = chain.residual - made if scheme.startswith("x") else chain.residual
-    residual = jnp.where(per_example(chain.finite, made), residual, 0.0)
+    residual = chain.residual  # zero where a chain was not finite
     weighted = per_example(weight(sigma), made) * residual
     (gradient,) = pull((-weighted / made.size).astype(made.dtype))
     return 0.5 * (weighted * residual).mean(), gradient

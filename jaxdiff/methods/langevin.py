@@ -12,10 +12,14 @@ or with x carried instead of eps, x = g(z) + sigma eps at the start and c = gamm
     x   <- x   + c (gap - (x - g(z))) + sigma sqrt(2c) n
     z   <- z   + b (J_z^T (x - g(z)) / sigma^2 - z) + sqrt(2b) m
 
-or with z fixed: four schemes "eps,z", "x,z", "eps", "x". The result is the residual r = x - g(z) = sigma eps with noise
-cancelled. "complete": r without the (decayed) noise of any step; it follows the same recursion with the same gaps and
-no n, and is zero when the densities agree. "last": without the last step's noise, which leaves expectations unchanged.
-"none": nothing is cancelled. `cancel_initial`: the initial eps is cancelled too.
+or with z fixed: four schemes "eps,z", "x,z", "eps", "x"; with z fixed, x is eps with step size c. The result is the
+residual r = x - g(z) = sigma eps with noise cancelled, which in all schemes is carried beside the chain. "complete":
+
+    r <- r + c (gap - r),      c = a in the schemes with eps
+
+the decayed sum of the gaps alone, without the noise of any step and, in "x,z", without the distance by which x lags
+behind a moving g(z); it is zero when the densities agree. "last": without the last step's noise, which leaves
+expectations unchanged. "none": nothing is cancelled. `cancel_initial`: r starts from zero, not from the initial eps.
 """
 
 from __future__ import annotations
@@ -62,15 +66,15 @@ class Langevin:
                 f"step_eps must be in (0, 1], step_z and step_x non-negative, got {self.step_eps}, {self.step_z}, "
                 f"{self.step_x}; larger Langevin steps diverge"
             )
-        if self.step_x and not self.in_x:
+        if self.step_x and not self.scheme.startswith("x"):
             raise ValueError(
                 f"step_x={self.step_x} applies to the schemes x and x,z, got scheme={self.scheme!r}; set step_eps"
             )
 
     @property
-    def in_x(self) -> bool:
-        """Whether the chain carries x instead of eps."""
-        return self.scheme.startswith("x")
+    def carries_x(self) -> bool:
+        """Whether the chain carries x instead of sigma eps; with z fixed they differ by a constant."""
+        return self.scheme == "x,z"
 
     @property
     def moves_z(self) -> bool:
@@ -84,8 +88,8 @@ class Chain(NamedTuple):
     """The end of a chain. Examples that became non-finite are flagged and set to zero."""
 
     z: Array
-    carried: Array  # sigma eps, or x
-    residual: Array  # x - g(z), noise cancelled; in the schemes with x, x itself: g(z) is yet to be subtracted
+    carried: Array  # sigma eps, or x in the scheme "x,z"
+    residual: Array  # x - g(z), noise cancelled
     finite: Array  # [b]
     metrics: Metrics
 
@@ -108,38 +112,34 @@ def e_step(
     per step. sigma [b] is the noise level of each chain; `key` is one key, or one per chain, which makes chains
     independent of the batch. The carry is float32; the result has no gradient.
     """
-    in_x = chain.in_x
     z, eps, sigma = (jnp.asarray(a, jnp.float32) for a in (z, eps, sigma))
     level = per_example(sigma, z)
     rate = chain.step_x / level**2 if chain.step_x else jnp.float32(chain.step_eps)
     first = generate(z, cond)
     keys = key if key.ndim else jax.random.split(key, z.shape[0])
 
-    def cleaned(clean: Array, after: Array, push: Array, gap: Array, made: Array) -> Array:
-        """The carried value with noise cancelled."""
-        if chain.cancel == "none":
-            return after + push
-        if chain.cancel == "last":
-            return after
-        return clean + rate * (gap - (clean - made if in_x else clean))
-
     def advance(carry: tuple[Array, Array, Array], index: Array) -> tuple[tuple[Array, Array, Array], Metrics]:
         at, z, clean = carry
         made, pull = first, None
         if chain.moves_z:
             made, pull = jax.vjp(lambda z: generate(z, cond), z)
-        if in_x:
+        if chain.carries_x:
             x, apart = at, at - made
         else:
             x, apart = made + at, at
         gap = teacher(x, sigma, cond) - student(x, sigma, cond)
         push = jnp.sqrt(2 * rate) * level * normals(keys, 2 * index, at)
         after = at + rate * (gap - apart)
-        clean = cleaned(clean, after, push, gap, made)
+        if chain.cancel == "complete":
+            clean = clean + rate * (gap - clean)
+        else:
+            clean = after + push if chain.cancel == "none" else after
         seen = {"score_gap": _mean_square(gap / level)}
         if pull is not None:
-            z, seen["z_drift"] = move_z(z, pull, (apart if in_x else gap) / level**2, index, made.dtype)
-        return (after + push, z, clean), seen
+            force = apart if chain.carries_x else gap
+            z, seen["z_drift"] = move_z(z, pull, force / level**2, index, made.dtype)
+        at, z, clean = (a.astype(jnp.float32) for a in (after + push, z, clean))
+        return (at, z, clean), seen
 
     def move_z(
         z: Array, pull: Callable[[Array], tuple[Array]], force: Array, index: Array, dtype: Dtype
@@ -150,25 +150,31 @@ def e_step(
         noise = jnp.sqrt(2 * chain.step_z) * normals(keys, 2 * index + 1, z)
         return z + chain.step_z * (drift - z) + noise, _mean_square(chain.step_z * drift)
 
-    at = first + level * eps if in_x else level * eps
-    start = at
+    at = first + level * eps if chain.carries_x else level * eps
+    start = level * eps
     if chain.cancel == "complete" and chain.cancel_initial:
-        start = first if in_x else jnp.zeros_like(at)
+        start = jnp.zeros_like(start)
     (at, end, clean), seen = jax.lax.scan(advance, (at, z, start), jnp.arange(chain.steps), unroll=unroll)
+    if chain.carries_x and chain.cancel != "complete":
+        clean -= generate(end, cond)
     at, end, clean = jax.lax.stop_gradient((at, end, clean))
     finite = jnp.isfinite(_mean_square(end) + _mean_square(clean) + _mean_square(at))
     end, clean, at = (jnp.where(per_example(finite, z), a, 0.0) for a in (end, clean, at))
     metrics = {name: jnp.sqrt(_mean_of(values.mean(0), finite)) for name, values in seen.items()}
     metrics |= {"z_square": _mean_of(_mean_square(end), finite), "nonfinite": 1 - finite.astype(jnp.float32).mean()}
-    if not in_x:
+    metrics |= {"residual": jnp.sqrt(_mean_of(_mean_square(clean / level), finite))}
+    if not chain.carries_x:
         metrics |= {"eps_square": _mean_of(_mean_square(at / level), finite)}
-        metrics |= {"residual": jnp.sqrt(_mean_of(_mean_square(clean / level), finite))}
     return Chain(end, at, clean, finite, metrics)
 
 
 def normals(keys: Array, index: Array, like: Array) -> Array:
     """Unit normals, drawn per example from its own key."""
-    return jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, index), like.shape[1:]))(keys)
+
+    def draw(key: Array) -> Array:
+        return jax.random.normal(jax.random.fold_in(key, index), like.shape[1:], like.dtype)
+
+    return jax.vmap(draw)(keys)
 
 
 def _mean_square(x: Array) -> Array:

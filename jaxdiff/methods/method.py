@@ -27,7 +27,7 @@ from jaxdiff import solvers
 from jaxdiff.conditions import Cond, Conditions
 from jaxdiff.conventions import EDM, Convention
 from jaxdiff.denoisers import Denoiser
-from jaxdiff.methods.averaging import Decay, average
+from jaxdiff.methods.averaging import Rate, average
 from jaxdiff.models import bind
 from jaxdiff.noise.immiscible import Coupling
 from jaxdiff.noise.levels import SigmaSampler, lognormal
@@ -162,7 +162,7 @@ class Parts:
     shape: tuple[int, ...] = ()  # of one example
     sigmas: SigmaSampler = field(default_factory=lognormal)  # training noise levels
     shift: float = 1.0  # factor on noise levels, for images this many times larger
-    average: Decay | None = None  # average of the parameters to sample with; None: the latest parameters
+    average: Rate | None = None  # average of the parameters to sample with; None: the latest parameters
     couple: Coupling | None = None  # noise assigned to images
     teacher: Teacher | None = None
     total: int = 0  # total training steps
@@ -176,9 +176,9 @@ class Parts:
         """The network (or the variant `model` of it) with these parameters; `keys` as in `models.bind`."""
         return self.convention(bind(model or self.model, params, **keys))
 
-    def decay(self, done: Array, batch: int) -> Array:
-        """The decay of the average after `done` updates; 0 tracks the latest parameters."""
-        return jnp.float32(0) if self.average is None else self.average(done, batch)
+    def rate(self, done: Array, batch: int) -> Array:
+        """The rate of the average, 1 - decay, after `done` updates; 1 tracks the latest parameters."""
+        return jnp.float32(1) if self.average is None else self.average(done, batch)
 
     def initial(self, key: Array, batch: Batch) -> Params:
         """Freshly initialised parameters of the network."""
@@ -275,11 +275,11 @@ def update(
         return optax.apply_updates(params, updates), opt_state
 
 
-def advance(state: TrainState, params: Params, opt_state: Tree, decay: Array, **averages: Params) -> TrainState:
+def advance(state: TrainState, params: Params, opt_state: Tree, rate: Array, **averages: Params) -> TrainState:
     """The state after an update of the student: step incremented, ema updated, other averages as given."""
     kept = {**state.averages, **averages}
     if "ema" in kept:
-        kept["ema"] = average(decay, state.averages["ema"], params)
+        kept["ema"] = average(rate, state.averages["ema"], params)
     return state.replace(  # type: ignore[attr-defined]
         step=state.step + 1,
         params={**state.params, "student": params},

@@ -10,6 +10,7 @@ gradient: EM Distillation and Diff-Instruct in `emd.py`. This module has everyth
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from ml_collections import ConfigDict
 from jaxdiff import denoisers
 from jaxdiff.conditions import SEMANTIC, Cond
 from jaxdiff.denoisers import Denoiser
-from jaxdiff.errors import check_sigma, pick
+from jaxdiff.errors import check_sigma, choose, pick
 from jaxdiff.methods.diffusion import denoising_loss
 from jaxdiff.methods.method import (
     Batch,
@@ -47,7 +48,7 @@ from jaxdiff.methods.method import (
     with_cond,
     with_loop_convs,
 )
-from jaxdiff.noise.levels import LossWeight, SigmaSampler, loss_weight
+from jaxdiff.noise.levels import LossWeight, SigmaSampler, at_least, loss_weight, uncovered
 from jaxdiff.placement import along_batch
 from jaxdiff.trees import Params, Path, Tree, path_name
 
@@ -60,11 +61,13 @@ class ScoreOptions:
     input_scale: str = "sigma"  # the network's input: sigma_star z, or ("one") sqrt(1 + sigma_star^2) z
     score_weight: str | LossWeight = "edm"  # loss weight of the student score, as diffusion.weight
     score_weight_options: Mapping[str, float] = field(default_factory=dict)  # its options
+    score_levels: str = "chain"  # noise levels the student score is trained at: chain (those it is used at), noise
     score_rate: float = 1e-3  # learning rate of the student score; the generator's is optim.learning_rate
     score_updates: int = 1  # student score updates per generator update
     dropout: bool = False  # enable dropout when training the student score
 
     def check(self) -> None:
+        choose(self.score_levels, ("chain", "noise"), "score_levels")
         if self.score_updates < 1:
             raise ValueError(f"score_updates must be at least 1, got {self.score_updates}")
 
@@ -103,6 +106,7 @@ def score_distillation(
     rule: Rule,
     *,
     sigmas: SigmaSampler | None = None,
+    sigma_min: float = 0.0,
     chain_dtype: Dtype | None = None,
     correct: Callable[..., tuple[Array, Array]] | None = None,
 ) -> Method:
@@ -110,9 +114,10 @@ def score_distillation(
 
     `init(key, batch, frozen)` takes {"teacher": parameters}; generator and D_S start from them if the teacher has their
     architecture, else from {"student": parameters} or untrained. Only the shapes and the conditioning (except labels)
-    of a batch are used. `sigmas` samples the noise levels of the rule, by default as for the student score. With
-    `chain_dtype` the rule evaluates copies of all networks with kernels in that dtype, which halves memory traffic and
-    communication; the trained parameters keep their dtype.
+    of a batch are used. `sigmas` samples the noise levels of the rule, raised to `sigma_min`, and by default those
+    of the student score; without it both are those of `parts`. With `chain_dtype` the rule evaluates copies of all
+    networks with kernels in that dtype, which halves memory traffic and communication; the trained parameters keep
+    their dtype.
     """
     if parts.teacher is None:
         raise ValueError("score distillation needs a teacher: pass Parts(teacher=...)")
@@ -124,10 +129,32 @@ def score_distillation(
         raise ValueError(
             f"chain_dtype={chain_dtype} needs a network with a field dtype; {type(parts.model).__name__} has none"
         )
-    made = ScoreDistillation(options, parts, parts.teacher, rule, sigmas or parts.sigmas, chain_dtype, correct)
+    sigmas = sigmas or parts.sigmas
+    levels = Levels(at_least(sigmas, sigma_min), sigmas if options.score_levels == "chain" else parts.sigmas)
+    made = ScoreDistillation(options, parts, parts.teacher, rule, levels, chain_dtype, correct)
     frozen = {"teacher": parts.teacher.frozen}
     corrected = None if correct is None else made.corrected
     return Method(made.init, made.step, made.sample, parts.denoiser, frozen, corrected)
+
+
+def warn_uncovered(chain: SigmaSampler, score: SigmaSampler) -> None:
+    """Warn if chains often visit noise levels at which the student score is hardly trained."""
+    with jax.ensure_compile_time_eval():
+        share, low, high = uncovered(chain, score)
+    if share > 0.05:
+        warnings.warn(
+            f"{100 * share:.0f} % of the chains' noise levels lie outside {low:.3g} to {high:.3g}, where 99 % of those "
+            "of the student score lie: it is used where it is not trained. Set emd.score_levels='chain', or widen "
+            "`noise`",
+            stacklevel=2,
+        )
+
+
+class Levels(NamedTuple):
+    """Samplers of the noise levels of the rule and of the student score's training."""
+
+    chain: SigmaSampler
+    score: SigmaSampler
 
 
 class ScoreDistillation:
@@ -139,12 +166,12 @@ class ScoreDistillation:
         parts: Parts,
         teacher: Teacher,
         rule: Rule,
-        chain_sigmas: SigmaSampler,
+        levels: Levels,
         chain_dtype: Dtype | None,
         correct: Callable[..., tuple[Array, Array]] | None,
     ) -> None:
         self.options, self.parts, self.teacher, self.rule = options, parts, teacher, rule
-        self.chain_sigmas, self.chain_dtype, self.correct = chain_sigmas, chain_dtype, correct
+        self.levels, self.chain_dtype, self.correct = levels, chain_dtype, correct
         self.sigma_star = parts.sampling.sigma_max
         scales = {"sigma": 1.0, "one": (1 + self.sigma_star**-2) ** 0.5}
         self.scale = pick(scales, options.input_scale, "input_scale of a generator")
@@ -186,6 +213,8 @@ class ScoreDistillation:
     # -------------------------------------------------------------------------------------- one step
 
     def init(self, key: Array, batch: Batch, frozen: Mapping[str, Params]) -> TrainState:
+        if self.options.score_levels == "noise":
+            warn_uncovered(*self.levels)
         given = frozen.get("student", frozen["teacher"] if self.teacher.own else {})
         params = init_from_teacher(self.parts.initial(key, batch), given)
         score = jax.tree.map(jnp.copy, params)
@@ -215,7 +244,7 @@ class ScoreDistillation:
 
             return jax.value_and_grad(loss)(score), None
 
-        score, examples = state.params["score"], self.draw(drawn, batch, self.parts.sigmas)
+        score, examples = state.params["score"], self.draw(drawn, batch, self.levels.score)
         (loss, gradients), _ = accumulate(gradient, score, examples, self.parts.accum_steps)
         score, opt_state = update(self.optimizers["score"], gradients, state.opt_state["score"], score, factor)
         metrics = {"score_loss": loss, "score_grad_norm": optax.tree.norm(gradients)}
@@ -230,7 +259,7 @@ class ScoreDistillation:
             gradients, metrics = self.rule(nets, params, examples)
             return (metrics, gradients), None
 
-        examples = self.draw(drawn, batch, self.chain_sigmas)
+        examples = self.draw(drawn, batch, self.levels.chain)
         examples["key"] = along_batch(jax.random.split(noise, examples["sigma"].shape[0]))
         params = state.params["student"]
         (metrics, gradients), _ = accumulate(gradient, params, examples, self.parts.accum_steps)
@@ -249,7 +278,7 @@ class ScoreDistillation:
             self.optimizers["student"], gradients, state.opt_state["student"], state.params["student"], factor
         )
         metrics |= {name: value.mean() for name, value in matched.items()}
-        return advance(state, params, opt_state, self.parts.decay(state.step + 1, len(data_of(batch)))), metrics
+        return advance(state, params, opt_state, self.parts.rate(state.step + 1, len(data_of(batch)))), metrics
 
     # -------------------------------------------------------------------------------------- samples
 

@@ -13,7 +13,7 @@ Training visits only the timestamps t_0 > ... > t_{n-1} that sampling uses, and 
     AFS        step 0 takes D = x (1 - t_0 / sqrt(1 + t_0^2)) instead of the network: no update
 
 Second stage, down to one evaluation: the teacher is itself an SFD student on its own grid (solver "euler",
-`teacher_afs`, `teacher_step` = its n); the student has n = 3, K = 3 and L1 + LPIPS.
+`teacher_afs`, `teacher_step` = its n); the student has n = 3, K = 3 and L1, to which the last step adds LPIPS.
 
 The learning rate decays per iteration, not per update, so it is a factor `rate(iteration)` on constant-rate updates.
 Non-finite gradients are kept, for the trainer to stop or skip; the authors' code replaces them.
@@ -56,7 +56,7 @@ from jaxdiff.methods.method import (
     update,
     with_loop_convs,
 )
-from jaxdiff.methods.sfd_losses import LpipsOptions, Perceptual, make_loss, perceptual_of
+from jaxdiff.methods.sfd_losses import Criterion, LpipsOptions, Perceptual, make_loss, perceptual_of
 from jaxdiff.methods.sfd_schedule import EULER, check_walks, make_schedule, teacher_states
 from jaxdiff.placement import along_batch
 from jaxdiff.solvers import analytic_first_step
@@ -71,7 +71,7 @@ class Options:
     substeps: int = 4  # K: the teacher's steps per student step
     solver: str = "dpmpp3m"  # the teacher's solver
     solver_options: Mapping[str, Any] = field(default_factory=dict)  # its options
-    loss: str = "l1"  # l1, l2, pseudo_huber, lpips, l1+lpips
+    loss: str = "l1"  # l1, l2, pseudo_huber, lpips, l1+lpips (lpips at the last step)
     lpips: LpipsOptions = field(default_factory=LpipsOptions)
     condition: str = "steps"  # cond["step"]: steps (their number) or next (the next timestamp)
     dropout: bool = True  # enable the student's dropout, if the model has any
@@ -173,7 +173,7 @@ def build(options: Options, parts: Parts, perceptual: Perceptual | None = None) 
 class FewSteps:
     """The student's schedule, targets and updates."""
 
-    def __init__(self, options: Options, parts: Parts, teacher: Teacher, criterion: Callable[..., Array]) -> None:
+    def __init__(self, options: Options, parts: Parts, teacher: Teacher, criterion: Criterion) -> None:
         self.options, self.parts, self.teacher, self.criterion = options, parts, teacher, criterion
         self.afs = parts.sampling.afs
         self.solver = solvers.make(options.solver, **options.solver_options)
@@ -221,7 +221,8 @@ class FewSteps:
         count = walk.steps if several else self.longest
         cond = draw_labels(keys["label"], conditions.of(batch), conditions, shape[0])
         x = walk.start * along_batch(jax.random.normal(keys["noise"], shape, jnp.float32))
-        steps = {"index": jnp.arange(self.longest), "row": walk.student, "value": walk.value}
+        index = jnp.arange(self.longest)
+        steps = {"index": index, "last": index == count - 1, "row": walk.student, "value": walk.value}
         steps["target"] = self.targets(state.frozen, x, cond, walk.teacher, count)
         if self.afs:
             first = jax.tree.map(lambda a: a[0], walk.student)
@@ -237,7 +238,7 @@ class FewSteps:
         evaluations = jnp.asarray(trained, jnp.float32)
         metrics = {name: seen[name].sum() / evaluations for name in ("loss", "grad_norm")}
         metrics |= {"end_distance": seen["distance"][trained - 1], "nfe": evaluations}
-        return advance(state, params, opt_state, self.parts.decay(state.step + 1, shape[0])), metrics
+        return advance(state, params, opt_state, self.parts.rate(state.step + 1, shape[0])), metrics
 
     def gap(self, frozen: Mapping[str, Params], dropout: Array) -> Gap:
         """The loss of one Euler step of the student against its target."""
@@ -248,7 +249,7 @@ class FewSteps:
             denoise = self.parts.denoiser(params, model=self.looped, dropout=drop)
             cond = self.with_step(examples.get("cond"), step["value"], examples["x"].shape[0])
             after, _ = EULER.step(denoise, denoise, cond, examples["x"], (), step["row"], None)
-            difference = self.criterion(frozen, after, examples["target"]).mean()
+            difference = self.criterion(frozen, after, examples["target"], step["last"]).mean()
             return difference, (after, jnp.abs(after - examples["target"]).mean())
 
         return gap

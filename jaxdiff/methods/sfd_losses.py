@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
+from jax.typing import ArrayLike
 
 from jaxdiff import weights
 from jaxdiff.errors import choose
@@ -42,18 +43,29 @@ LOSSES: dict[str, Callable[[Array, Array], Array]] = {"l1": _l1, "l2": _l2, "pse
 Perceptual = Callable[[Params, Array, Array], Array]  # (frozen parameters, a, b) -> distance per example
 
 
-def make_loss(name: str, perceptual: Perceptual | None = None) -> Callable[[Mapping[str, Params], Array, Array], Array]:
-    """(frozen, a, b) -> loss per example. In sums such as "l1+lpips", LPIPS is multiplied by the dimension."""
+Criterion = Callable[[Mapping[str, Params], Array, Array, ArrayLike], Array]  # (frozen, a, b, last) -> loss
+
+
+def make_loss(name: str, perceptual: Perceptual | None = None) -> Criterion:
+    """(frozen, a, b, last) -> loss per example; `last` says whether a and b are ends of their trajectories.
+
+    LPIPS is multiplied by the dimension. In sums such as "l1+lpips" it applies to the last step alone, whose states are
+    images, as in the authors' code; "lpips" by itself applies to all steps.
+    """
     names = name.split("+")
     for part in names:
         choose(part, (*LOSSES, "lpips"), "SFD loss (join several with +, as in l1+lpips)")
     if "lpips" in names and perceptual is None:
         raise ValueError(f"the loss {name!r} needs LPIPS weights; without them use one of {', '.join(LOSSES)}")
 
-    def total(frozen: Mapping[str, Params], a: Array, b: Array) -> Array:
+    def total(frozen: Mapping[str, Params], a: Array, b: Array, last: ArrayLike) -> Array:
         terms = [LOSSES[part](a, b) for part in names if part != "lpips"]
         if perceptual is not None and "lpips" in names:
-            terms.append(math.prod(a.shape[1:]) * perceptual(frozen["lpips"], a, b))
+
+            def seen() -> Array:
+                return math.prod(a.shape[1:]) * perceptual(frozen["lpips"], a, b)
+
+            terms.append(jax.lax.cond(last, seen, lambda: jnp.zeros(len(a), a.dtype)) if terms else seen())
         return jnp.stack(terms).sum(0)
 
     return total

@@ -179,6 +179,7 @@ class UNet(nn.Module):
     control: conditioning.Control | None = None
     dropout: float = 0.0
     style: str = "ddpmpp"
+    fourier_scale: float = 16.0  # of the frequencies that embed the noise label, style ncsnpp
     step_embed: str = ""
     loop: bool = False
     dtype: Dtype = jnp.float32
@@ -247,7 +248,7 @@ class UNet(nn.Module):
 
     def _embed_noise(self, style: Style, noise_label: Array, name: str = "map_noise") -> Array:
         if style.embedding == "fourier":
-            frequencies = self.param(name, nn.initializers.normal(16.0), (self.width,))
+            frequencies = self.param(name, nn.initializers.normal(self.fourier_scale), (self.width,))
             angles = noise_label[:, None] * 2 * jnp.pi * jax.lax.stop_gradient(frequencies)
             return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
         swapped = style.embedding == "sincos"

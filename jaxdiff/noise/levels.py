@@ -67,6 +67,13 @@ def at_least(levels: SigmaSampler, sigma_min: float) -> SigmaSampler:
     return lambda key, n: jnp.maximum(levels(key, n), sigma_min)
 
 
+def uncovered(levels: SigmaSampler, by: SigmaSampler, share: float = 0.01, n: int = 4096) -> tuple[float, float, float]:
+    """How much of `levels` lies outside the range that holds all but `share` of `by`, and that range."""
+    low, high = np.quantile(by(jax.random.key(0), n), (share / 2, 1 - share / 2))
+    drawn = np.asarray(levels(jax.random.key(1), n))
+    return float(((drawn < low) | (drawn > high)).mean()), float(low), float(high)
+
+
 def _by_time(sigma: Callable, time: Callable, sigma_min: float, sigma_max: float) -> SigmaSampler:
     if not 0 < sigma_min < sigma_max:
         raise ValueError(f"levels need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")

@@ -134,7 +134,8 @@ def dpmpp2m(form: str = "x0", lower_order_final: bool = True) -> Solver:
 
 
 def dpmpp3m(form: str = "x0", kappa: float = 1.0, lower_order_final: bool = True) -> Solver:
-    """DPM-Solver++(3M). kappa = 1 is the published solver, of order 2; kappa = 2 gives order 3."""
+    """DPM-Solver++(3M). kappa = 1 is the published solver, of order 2. Steps with kappa = 2 have order 3, but the first
+    one is an Euler step, so the whole has order 2, reached late where that step is as easy as from sigma_max = 80."""
     return _linear(lambda sigmas, xp: _dpmpp(sigmas, xp, 3, form, kappa, lower_order_final), terms=3, form=form)
 
 

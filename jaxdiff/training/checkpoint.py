@@ -6,6 +6,7 @@ never those of the run that saved it, so a checkpoint from 8 devices can be rest
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +25,12 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpoints:
-    """The checkpoints of one run: the newest `keep` and the best by `metric` (smaller is better)."""
+    """The checkpoints of one run: the newest `keep` and the best by `metric` (smaller is better).
 
-    def __init__(self, directory: Path, keep: int = 3, metric: str = "") -> None:
+    With `read_only`, nothing in the folder is changed, so that a run in progress can be looked at.
+    """
+
+    def __init__(self, directory: Path, keep: int = 3, metric: str = "", *, read_only: bool = False) -> None:
         self.directory = Path(directory).absolute()
         rank: Callable[[dict[str, float]], float] | None = None
         rules: list[policies.PreservationPolicy] = [policies.LatestN(keep)]
@@ -37,25 +41,45 @@ class Checkpoints:
             preservation_policy=policies.AnyPreservationPolicy(rules),
             best_fn=rank,  # without it metrics are not written, and the best would be forgotten on restart
             best_mode="min",
-            cleanup_tmp_directories=True,
+            cleanup_tmp_directories=not read_only,
+            read_only=read_only,
+            create=not read_only,
+            save_interval_steps=0 if read_only else 1,
         )
         # replicas share the writing of large arrays; slicing the many small ones would compile a program for each
         arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=2**20)
         registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
         # named here, because a process that has not saved anything yet could not read checkpoint metadata otherwise
         handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
-        self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handler)
-        self._ranked, self._writing = bool(metric), 0
+        log = logging.getLogger("absl")
+        level = log.level
+        if read_only:  # of which Orbax warns
+            log.setLevel(logging.ERROR)
+        try:
+            self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handler)
+        finally:
+            log.setLevel(level)
+        self._metric, self._writing = metric, 0
 
     def latest(self) -> int | None:
         """The step of the newest complete checkpoint, or None."""
         return self._manager.latest_step()
 
+    def steps(self) -> list[int]:
+        """The steps with complete checkpoints."""
+        return sorted(self._manager.all_steps())
+
+    def best(self) -> int | None:
+        """The step of the least metric, or None if no checkpoint that is kept was evaluated."""
+        found = {step: self._manager.metrics(step) or {} for step in self.steps()}
+        ranked = {step: metrics[self._metric] for step, metrics in found.items() if self._metric in metrics}
+        return min(ranked, key=lambda step: ranked[step], default=None)
+
     def save(self, step: int, state: Tree, metrics: dict[str, float] | None = None) -> None:
         """Start writing a checkpoint, after the previous one is complete."""
         self.wait()
         self._writing = step
-        metrics = (metrics or {}) if self._ranked else None
+        metrics = (metrics or {}) if self._metric else None
         self._write(lambda: self._manager.save(step, args=ocp.args.PyTreeSave(state), metrics=metrics, force=True))
 
     def wait(self) -> None:

@@ -20,7 +20,7 @@ from jaxdiff.data import DataSpec
 from jaxdiff.denoisers import Denoiser
 from jaxdiff.errors import check_ratio, choose, pick
 from jaxdiff.methods import Optimizers, Sampling, averaging
-from jaxdiff.methods.averaging import Decay
+from jaxdiff.methods.averaging import Rate
 from jaxdiff.training import optim
 
 
@@ -103,8 +103,8 @@ def sigmas_of(config: ConfigDict, convention: Convention) -> noise.SigmaSampler:
     return noise.make_levels(c.sigma_sampler, c.shift, **options)
 
 
-def average_of(config: ConfigDict) -> Decay:
-    """The decay of the average of the parameters."""
+def average_of(config: ConfigDict) -> Rate:
+    """The rate of the average of the parameters."""
     return averaging.make(config.ema.kind, **plain(config.ema.options))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from ml_collections import ConfigDict
 
 from jaxdiff import evaluation
 from jaxdiff.data import Dataset
+from jaxdiff.errors import choose
 from jaxdiff.evaluation import Moments, Protocol, clip
 from jaxdiff.evaluation.features import Extracted, FeatureNet
+from jaxdiff.training import subset
 from jaxdiff.training.build import IMAGELESS, Run, reference_data
 from jaxdiff.training.sampling import Sampler, Samples, all_captions, captions_of, from_dataset, joined
 from jaxdiff.trees import Params
 
-SLICED = "sliced_wasserstein"
+SLICED, PIXELS = "sliced_wasserstein", "pixels"
 
 
 def main_metric(config: ConfigDict) -> str:
@@ -35,27 +38,31 @@ def eval_sampler(run: Run, mesh: Mesh) -> Sampler:
     return Sampler(run, mesh, "random", texts)
 
 
-def protocol(run: Run, net: FeatureNet, samples: int, reference: int, seed: int) -> Protocol:
-    """Everything needed to reproduce the measurement."""
+def protocol(run: Run, net: FeatureNet | None, samples: int, reference: int, seed: int) -> Protocol:
+    """Everything needed to reproduce the measurement; without a network, of pixels."""
     c = run.config.sample
     control = {key: value.tolist() for key, value in run.control.items()}
-    notes = f"control guidance {c.control_guidance}, samples conditioned on {control}" if control else ""
+    notes = [f"control guidance {c.control_guidance}, samples conditioned on {control}"] if control else []
+    guidance, learnt = c.guidance, run.config[run.config.method.name].get("guidance", 1.0)
+    if learnt != 1.0:  # then sample.guidance is 1
+        guidance = learnt
+        notes.append("guidance is the teacher's, which the student has learnt")
     return Protocol(
-        feature_net=net.name,
-        feature_sha256=net.sha256,
-        resize=net.resize,
+        feature_net=net.name if net else PIXELS,
+        feature_sha256=net.sha256 if net else "",
+        resize=net.resize if net else "none",
         samples=samples,
-        uint8=True,
+        uint8=net is not None,
         reference=run.data.name,
         reference_sha256=run.data.fingerprint,
         reference_samples=reference,
         solver=c.solver,
         steps=c.timestamps,
         nfe=run.nfe,
-        guidance=c.guidance,
+        guidance=guidance,
         seed=seed,
         ema=run.config.ema.kind if run.averaged else "none",
-        notes=notes,
+        notes="; ".join(notes),
     )
 
 
@@ -68,43 +75,108 @@ def evaluate(
     samples: Samples | None = None,
     sampler: Sampler | None = None,
     reference_stats: str = "",
+    repeats: int = 1,
 ) -> dict[str, Any] | None:
     """Distances between fresh samples and the data, with their protocol; None if interrupted.
 
     `samples` (images, labels) replaces the fresh samples, for example with data as a check; reusing a `sampler` avoids
     recompilation. `reference_stats` is a file of feature moments (`evaluation.save_moments`) to use instead of the
-    data.
+    data. With `repeats`, metrics are means over samples of the seeds eval.seed, eval.seed + 1, ..., `spread` has their
+    standard deviations and `repeats` each measurement.
     """
     c = run.config.eval
-    reference = _reference(run, reference_stats)
-    score = _clip_score(run)
-    if samples is None:
-        sampler = sampler or eval_sampler(run, mesh)
-        parts = list(sampler.batches(params, c.samples, c.seed, stop=stop, decode=bool(c.net)))
+    if repeats < 1 or (repeats > 1 and samples is not None):
+        raise ValueError(f"repeats is a number of sets of fresh samples, at least 1, got {repeats}")
+    judge = Judge(run, reference_stats)  # reads all it needs before anything is sampled
+    if samples is not None:
+        return judge(samples, c.seed)
+    sampler = sampler or eval_sampler(run, mesh)
+    records = []
+    for seed in range(c.seed, c.seed + repeats):
+        parts = list(sampler.batches(params, c.samples, seed, stop=stop, decode=bool(c.net)))
         if sum(len(images) for images, _ in parts) < c.samples:
             return None
-        samples = joined(parts)
-    images, labels = samples
-    follows = _captioned(run, images, labels, score)
-    if not c.net:
-        assert isinstance(reference, Dataset)
-        real: Any = reference.take(0, min(len(images), reference.size))["image"]
-        return {**_pixel_distance(images, real), **follows}
-    net = evaluation.feature_net(c.net, c.weights or None)
-    fake = evaluation.extract(net, _chunks(evaluation.to_uint8(images)), batch_size=256, keep=True)
-    if isinstance(reference, Moments):
-        real, size = reference, reference.count
-    else:
-        found = reference_features(run, net)
-        real, size = found.features, found.moments.count
-    how = protocol(run, net, len(images), size, c.seed)
-    if isinstance(reference, Moments):
-        how = dataclasses.replace(how, reference=Path(reference_stats).name)
-        how = dataclasses.replace(how, reference_sha256=evaluation.digest(reference_stats))
-    record = evaluation.evaluate_features(fake.features, real, how, probabilities=fake.probabilities)
-    if labels is not None and fake.probabilities is not None and fake.probabilities.shape[1] == run.data.num_classes:
-        record["accuracy"] = float((fake.probabilities.argmax(1) == labels).mean())
-    return {**record, **follows}
+        records.append(judge(joined(parts), seed))
+    return records[0] if repeats == 1 else summary(records)
+
+
+def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Means of the metrics of several records, their standard deviations, and the metrics of each with its seed."""
+    names = [name for name, value in records[0].items() if isinstance(value, float)]
+    values = {name: np.array([record[name] for record in records]) for name in names}
+    each = [{"seed": record["protocol"]["seed"], **{name: record[name] for name in names}} for record in records]
+    means = {name: float(column.mean()) for name, column in values.items()}
+    spread = {name: float(column.std(ddof=1)) for name, column in values.items()}
+    return {**records[0], **means, "spread": spread, "repeats": each}
+
+
+class Judge:
+    """Measures samples: `judge((images, labels), seed)` is a record. Networks are loaded when it is made."""
+
+    def __init__(self, run: Run, reference_stats: str = "") -> None:
+        c = run.config.eval
+        self.run, self.reference_stats = run, reference_stats
+        self.reference = _reference(run, reference_stats)
+        self.score = _clip_score(run)
+        self.net = evaluation.feature_net(c.net, c.weights or None) if c.net else None
+
+    @cached_property
+    def found(self) -> Extracted:
+        """Features of the reference, or their moments alone."""
+        assert self.net is not None
+        if isinstance(self.reference, Moments):
+            return Extracted(self.reference)
+        return reference_features(self.run, self.net)
+
+    def __call__(self, samples: Samples, seed: int) -> dict[str, Any]:
+        run, net = self.run, self.net
+        images, labels = samples
+        follows = _captioned(run, images, labels, self.score)
+        if net is None:
+            return {**_pixel_record(run, images, seed), **follows}
+        fake = evaluation.extract(net, _chunks(evaluation.to_uint8(images)), batch_size=256, keep=True)
+        how = self._protocol(len(images), seed)
+        real = self.found.moments if self.found.features is None else self.found.features
+        record = evaluation.evaluate_features(fake.features, real, how, probabilities=fake.probabilities)
+        classes = run.data.num_classes
+        if labels is not None and fake.probabilities is not None and fake.probabilities.shape[1] == classes:
+            record["accuracy"] = float((fake.probabilities.argmax(1) == labels).mean())
+        return {**record, **follows}
+
+    def _protocol(self, samples: int, seed: int) -> Protocol:
+        moments = self.found.moments
+        how = protocol(self.run, self.net, samples, moments.count, seed)
+        if self.reference_stats:
+            name, sha256 = Path(self.reference_stats).name, evaluation.digest(self.reference_stats)
+            how = dataclasses.replace(how, reference=name, reference_sha256=sha256)
+        else:
+            how = _noted(how, _part_of(self.run, moments.count))
+        few, features = min(samples, moments.count), len(moments.mean)
+        if few <= features:
+            how = _noted(
+                how,
+                f"{few} images for {features} features: a covariance is singular, so this Fréchet distance is too "
+                "large, and comparable at equal numbers only",
+            )
+        return how
+
+
+def _part_of(run: Run, count: int) -> str:
+    """Which examples are the reference, if not all."""
+    return f"reference: {count} of {run.data.size} examples, by a fixed permutation" * (count < run.data.size)
+
+
+def _noted(how: Protocol, note: str) -> Protocol:
+    return dataclasses.replace(how, notes="; ".join(filter(None, (how.notes, note))))
+
+
+def _pixel_record(run: Run, images: np.ndarray, seed: int) -> dict[str, Any]:
+    """The distance that does not need a feature network, to as many of the data."""
+    data = reference_data(run.config)
+    wanted = min(len(images), run.config.eval.reference or data.size, data.size)
+    real = np.concatenate(list(subset.images(data, subset.chosen(data.size, wanted))))
+    how = _noted(protocol(run, None, len(images), len(real), seed), _part_of(run, len(real)))
+    return {**_pixel_distance(images, real), "protocol": dataclasses.asdict(how)}
 
 
 def _reference(run: Run, reference_stats: str) -> Dataset | Moments:
@@ -130,11 +202,11 @@ def _reference(run: Run, reference_stats: str) -> Dataset | Moments:
 
 
 def reference_features(run: Run, net: FeatureNet) -> Extracted:
-    """Features of the dataset's images, in stored order and not flipped."""
+    """Features of the dataset's images, or of eval.reference of them; not flipped, 8 bits like samples."""
     data = reference_data(run.config)
-    total = min(run.config.eval.reference or data.size, data.size)
     decode = run.decode or (lambda images: images)
-    batches = (decode(data.take(i, min(i + 256, total))["image"]) for i in range(0, total, 256))
+    found = subset.images(data, subset.chosen(data.size, run.config.eval.reference))
+    batches = (evaluation.to_uint8(decode(images)) for images in found)
     return evaluation.extract(net, batches, batch_size=256, keep=True)
 
 
@@ -166,7 +238,7 @@ def _captioned(
     if score:
         if run.decode and not run.config.eval.net:
             images = run.decode(images)
-        found["clip_score"] = score(images, wanted)
+        found[f"clip_{run.config.eval.clip_formula}"] = score(images, wanted)
     return found
 
 
@@ -181,27 +253,29 @@ def _clip_score(run: Run) -> Callable[[np.ndarray, Sequence[str]], float] | None
             f"eval.clip compares samples with captions or class names; this run on {run.data.name} is conditioned on "
             "neither, so unset it"
         )
+    choose(c.clip_formula, clip.FORMULAS, "eval.clip_formula")
     if not c.tokenizer:
         raise ValueError("eval.clip needs eval.tokenizer, the tokenizer.json published with the model")
-    return clip.scorer(c.clip, c.tokenizer)
+    return clip.scorer(c.clip, c.tokenizer, c.clip_formula)
 
 
 def compare_halves(run: Run) -> dict[str, Any]:
     """Evaluate one half of the data against the other: the score of perfect samples."""
-    c, dataset = run.config.eval, run.data
-    assert isinstance(dataset, Dataset)
+    c, dataset = run.config.eval, reference_data(run.config)
     half = min(dataset.size // 2, c.samples)
-    data = [dataset.take(half * i, half * (i + 1))["image"] for i in (0, 1)]
-    if not c.net:
-        return _pixel_distance(*data)
-    if run.decode:
-        data = [run.decode(images) for images in data]
-    net = evaluation.feature_net(c.net, c.weights or None)
-    fake, real = (evaluation.extract(net, _chunks(evaluation.to_uint8(a)), batch_size=256, keep=True) for a in data)
+    order = subset.permuted(dataset.size)
+    halves = [np.sort(order[half * i : half * (i + 1)]) for i in (0, 1)]
+    net = evaluation.feature_net(c.net, c.weights or None) if c.net else None
     how = protocol(run, net, half, half, c.seed)
     how = dataclasses.replace(
-        how, solver=None, steps=None, nfe=None, guidance=None, ema=None, notes="halves of the data"
+        how, solver=None, steps=None, nfe=None, guidance=None, seed=None, ema=None, notes="random halves of the data"
     )
+    data = [np.concatenate(list(subset.images(dataset, indices))) for indices in halves]
+    if net is None:
+        return {**_pixel_distance(*data), "protocol": dataclasses.asdict(how)}
+    if run.decode:
+        data = [run.decode(images) for images in data]
+    fake, real = (evaluation.extract(net, _chunks(evaluation.to_uint8(a)), batch_size=256, keep=True) for a in data)
     return evaluation.evaluate_features(fake.features, real.features, how, probabilities=fake.probabilities)
 
 

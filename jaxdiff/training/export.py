@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
+from safetensors import safe_open
 
 import jaxdiff.configs.default as default
 from jaxdiff.training import formats
@@ -67,11 +68,19 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(entry) for entry in value) if isinstance(value, list) else value
 
 
-def write(workdir: Path, params: Params) -> Path:
-    """Write the parameters, named by their paths."""
+def write(workdir: Path, params: Params, step: int | None = None) -> Path:
+    """Write the parameters, named by their paths, and the step they are of."""
     path = Path(workdir) / FILE
-    files.write(path, {name: np.asarray(leaf) for name, leaf in by_name(params).items()})
+    known = {} if step is None else {"step": str(step)}
+    files.write(path, {name: np.asarray(leaf) for name, leaf in by_name(params).items()}, known)
     return path
+
+
+def read_step(workdir: Path) -> int | None:
+    """The step of the exported parameters; None if their file does not say."""
+    with safe_open(Path(workdir) / FILE, framework="numpy") as file:
+        known = file.metadata() or {}
+    return int(known["step"]) if "step" in known else None
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -19,21 +19,31 @@ from ml_collections import ConfigDict
 
 from jaxdiff.data import Dataset, DataSpec, spec
 from jaxdiff.denoisers import Denoiser
-from jaxdiff.methods import TrainState
+from jaxdiff.methods import TrainState, exported
 from jaxdiff.training import components, export, parameters, state
 from jaxdiff.training.build import Run, build, check_sampling, load_data
+from jaxdiff.training.evaluate import main_metric
 from jaxdiff.training.sampling import Sampler, Texts, from_prompts, mesh_of
 from jaxdiff.training.sharding import Devices, state_shardings, with_shardings
 from jaxdiff.trees import Params
 
 
-def load(workdir: str | os.PathLike, config: ConfigDict | None = None, devices: Devices = None) -> SavedRun:
-    """The run in a workdir, for sampling; `config` is its own config with changes, for example to `config.sample`."""
+def load(
+    workdir: str | os.PathLike, config: ConfigDict | None = None, devices: Devices = None, step: int | str = ""
+) -> SavedRun:
+    """The run in a workdir, for sampling; `config` is its own config with changes, for example to `config.sample`.
+
+    `step` takes the parameters of a kept checkpoint instead of the exported ones: its number, or "best", the least by
+    checkpoint.metric.
+    """
     folder = Path(workdir).expanduser()
     trained = export.read_config(folder)
     config = trained if config is None else config
     check_sampling(config, trained)
-    return SavedRun(folder, build(config, data_of(folder, config)), mesh_of(config, devices))
+    chosen = None
+    if step != "":
+        chosen = state.kept_step(folder, str(step), trained.checkpoint.metric or main_metric(trained))
+    return SavedRun(folder, build(config, data_of(folder, config)), mesh_of(config, devices), chosen)
 
 
 def data_of(workdir: Path, config: ConfigDict) -> DataSpec:
@@ -44,8 +54,13 @@ def data_of(workdir: Path, config: ConfigDict) -> DataSpec:
 class SavedRun:
     """A trained run: its config, network and parameters, and how to sample it."""
 
-    def __init__(self, workdir: Path, run: Run, mesh: Mesh) -> None:
-        self.workdir, self.run, self.mesh = workdir, run, mesh
+    def __init__(self, workdir: Path, run: Run, mesh: Mesh, checkpoint: int | None = None) -> None:
+        self.workdir, self.run, self.mesh, self.checkpoint = workdir, run, mesh, checkpoint
+
+    @property
+    def step(self) -> int | None:
+        """The training step of the parameters; None if their file does not say."""
+        return export.read_step(self.workdir) if self.checkpoint is None else self.checkpoint
 
     @property
     def config(self) -> ConfigDict:
@@ -59,7 +74,9 @@ class SavedRun:
 
     @cached_property
     def params(self) -> Params:
-        """The exported parameters, sharded by the run's rules on this mesh."""
+        """The exported parameters, or those of the chosen checkpoint, sharded by the run's rules on this mesh."""
+        if self.checkpoint is not None:
+            return exported(self.state())
         shapes = parameters.shapes_of(self.run.model, self.run.conditions, self.run.data.shape)
         declared = with_shardings(shapes, state_shardings(shapes, self.mesh, self.config.mesh.min_size))
         loaded = parameters.read(self.workdir, "run", self.run.model)
@@ -71,19 +88,19 @@ class SavedRun:
         return self.run.method.denoiser(self.params)
 
     def state(self) -> TrainState:
-        """The full training state of the newest checkpoint."""
-        return state.newest(self.workdir, state.declare(self.run, self.mesh))
+        """The full training state of the chosen checkpoint, else of the newest one."""
+        return state.at(self.workdir, state.declare(self.run, self.mesh), self.checkpoint)
 
     def with_data(self) -> SavedRun:
         """The same run with its data loaded, for evaluation against them."""
         if isinstance(self.run.data, Dataset):
             return self
-        return SavedRun(self.workdir, build(self.config, load_data(self.config)), self.mesh)
+        return SavedRun(self.workdir, build(self.config, load_data(self.config)), self.mesh, self.checkpoint)
 
     def with_nfe(self, nfe: int) -> SavedRun:
         """The same run with as many timestamps as `nfe` network evaluations per trajectory allow."""
         config = components.with_nfe(self.config, nfe)
-        changed = SavedRun(self.workdir, build(config, self.run.data), self.mesh)
+        changed = SavedRun(self.workdir, build(config, self.run.data), self.mesh, self.checkpoint)
         changed.__dict__["params"] = self.params
         return changed
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -109,16 +110,39 @@ def load_params(run: Run, declared: TrainState) -> dict[str, np.ndarray]:
     return transfer.fit(loaded.arrays, declared.params["student"], c.init_from)
 
 
-def newest(workdir: Path, declared: TrainState) -> TrainState:
-    """The full state of a run's newest checkpoint."""
+@contextmanager
+def kept(workdir: Path, metric: str = "") -> Iterator[Checkpoints]:
+    """The checkpoints of a run, to read."""
     folder = Path(workdir).absolute() / "checkpoints"
     if not has_checkpoint(folder):
         raise FileNotFoundError(f"no checkpoint in {folder}: this needs a run's full state, not only its export")
-    checkpoints = Checkpoints(folder)
+    checkpoints = Checkpoints(folder, metric=metric, read_only=True)
     try:
-        return checkpoints.restore(checkpoints.latest() or 0, declared)
+        yield checkpoints
     finally:
         checkpoints.close()
+
+
+def kept_step(workdir: Path, wanted: str, metric: str) -> int:
+    """The step of a kept checkpoint: "best" by `metric`, or a number."""
+    with kept(workdir, metric) as checkpoints:
+        steps, best = checkpoints.steps(), checkpoints.best() if wanted == "best" else None
+    if wanted == "best":
+        if best is None:
+            raise ValueError(
+                f"no kept checkpoint of {workdir} has been evaluated by {metric}; set train.eval_every to a multiple "
+                f"of train.save_every, or choose one of the steps {', '.join(map(str, steps))}"
+            )
+        return best
+    if not wanted.isdigit() or int(wanted) not in steps:
+        raise ValueError(f"step {wanted} of {workdir} is not kept; choose best or one of {', '.join(map(str, steps))}")
+    return int(wanted)
+
+
+def at(workdir: Path, declared: TrainState, step: int | None = None) -> TrainState:
+    """The full state of a run's checkpoint of that step, by default the newest."""
+    with kept(workdir) as checkpoints:
+        return checkpoints.restore(checkpoints.latest() or 0 if step is None else step, declared)
 
 
 def report(run: Run, mesh: Mesh, declared: TrainState, log: Logger) -> None:

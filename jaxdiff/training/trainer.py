@@ -251,7 +251,7 @@ class Loop:
         self.checkpoints.wait()
         params = fetch(exported(current))
         if jax.process_index() == 0:
-            export.write(self.root, params)
+            export.write(self.root, params, step)
         if stopped:
             name = self.stop.signal or "stop"
             self.log.say(f"{name} received: saved step {step} to {self.root}; rerun the command to resume")

@@ -42,8 +42,8 @@ def _named(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
-    """Write named arrays in the format of the suffix; atomically."""
+def write(path: str | os.PathLike, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
+    """Write named arrays in the format of the suffix; atomically. `metadata` is for .safetensors."""
     path = Path(path)
     if path.suffix not in (".npz", ".safetensors"):
         raise ValueError(f"cannot write weights to {path.name!r}: the name must end in .npz or .safetensors")
@@ -53,7 +53,8 @@ def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
         if path.suffix == ".npz":
             np.savez(partial, **arrays)
         else:
-            save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, partial)
+            found = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+            save_file(found, partial, dict(metadata or {}))
         os.replace(partial, path)
     except BaseException:
         os.unlink(partial)

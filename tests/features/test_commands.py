@@ -208,7 +208,7 @@ def test_noise_statistics_of_the_input_are_those_of_its_formula(run):
     images = np.random.default_rng(0).normal(size=(40, 8, 8, 1)).astype(np.float32)
     subject = scoring.Subject(model, params, null={"label": 10})
     (measured,) = scoring.noise_in(subject, images, ["in"], 0.5).values()
-    assert measured["nsr"] == pytest.approx(0.25 / (1 + 0.25 / 4), rel=0.1)
+    assert measured["nsr"] == pytest.approx(0.25, rel=0.1)
     assert measured["leak"] == pytest.approx(0.25 / 1.25, abs=0.05)  # R^2 of eps from x0 + eps / 2
 
 

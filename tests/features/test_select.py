@@ -14,11 +14,12 @@ RNG = np.random.default_rng(0)
 
 
 def test_noise_to_signal_of_a_known_mixture():
-    """f = image + noise of variance 4 and 0.25: E_e f has variance 4 + 0.25 / e."""
+    """f = image + noise of variance 4 and 0.25, whatever the number of draws."""
     image, noise = RNG.normal(size=(300, 1, 4, 4, 3)), RNG.normal(size=(300, 5, 4, 4, 3))
-    assert abs(features.noise_to_signal(2 * image + 0.5 * noise) - 0.25 / (4 + 0.05)) < 0.003
+    assert abs(features.noise_to_signal(2 * image + 0.5 * noise) - 0.25 / 4) < 0.003
+    assert abs(features.noise_to_signal(image + 2 * noise[:, :2]) - 4) < 0.5  # not limited by two draws
     assert features.noise_to_signal(np.repeat(image, 2, axis=1)) == 0
-    assert abs(features.noise_to_signal(noise) - 5) < 0.3  # noise alone: the number of draws
+    assert features.noise_to_signal(noise) > 50  # noise alone
     assert features.noise_to_signal(np.ones((2, 2, 1, 1, 1)) * [[[[[1.0]]]], [[[[1.0]]]]]) == np.inf
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from jaxdiff import denoisers, flops, models, solvers
 from jaxdiff.models import DiT, MMDiT, UNet, attention, convolution, dit, embeddings, mmdit, stacks, taps, transformer
+from jaxdiff.trees import by_name
 
 TEXT = {"text": jnp.zeros((1, 7, 2048)), "pooled": jnp.zeros((1, 2048))}
 
@@ -42,6 +43,20 @@ ADM64 = {
 )
 def test_unet_sizes(model, side, expected):
     assert count(model, side, 3) == expected
+
+
+def test_the_fourier_scale_is_that_of_the_frequencies_alone():
+    """iCT draws the frequencies of NCSN++ with standard deviation 0.02 instead of 16."""
+
+    def initial(**fields):
+        model = UNet(resolution=8, width=64, channel_mult=(1,), blocks=1, attention=(), style="ncsnpp", **fields)
+        return jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)), jnp.zeros(1))["params"]
+
+    wide, narrow = by_name(initial()), by_name(initial(fourier_scale=0.02))
+    (name,) = (name for name in wide if not np.array_equal(wide[name], narrow[name]))
+    frequencies = narrow[name]
+    np.testing.assert_allclose(800 * frequencies, wide[name], rtol=1e-5)
+    assert 0.015 < frequencies.std() < 0.025
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,18 @@ def test_orders_of_convergence(x64, solver, slope, kind):
         assert abs(measured - slope) < 0.15
 
 
+@pytest.mark.parametrize("kind", ["polynomial", "logsnr"])
+def test_a_third_order_solver_that_starts_with_euler_is_of_second_order(x64, kind):
+    """From sigma 2 the first step is no longer almost exact, and its error of second order remains."""
+    start = jnp.array([2.0, -1.0, 0.6])
+    wanted = 0.3 + (start - 0.3) * np.sqrt((0.25 + 0.006**2) / (0.25 + 4.0))
+    solver, errors = solvers.dpmpp3m(kappa=2.0, lower_order_final=False), []
+    for steps in (512, 2048):
+        out = solvers.solve(denoisers.gaussian(0.3, 0.5), start, solvers.grid(steps + 1, 0.006, 2.0, kind), solver)
+        errors.append(float(jnp.abs(out - wanted).max()))
+    assert np.log2(errors[0] / errors[1]) / 2 == pytest.approx(2.0, abs=0.1)
+
+
 def test_adams_bashforth_reaches_its_order_on_a_uniform_grid_with_exact_history(x64):
     for order, expected in [(3, 3.0), (4, 3.9)]:
         errors = []

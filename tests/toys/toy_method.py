@@ -34,7 +34,7 @@ def build(options, parts):
 
         value, gradients = jax.value_and_grad(loss)(state.params["student"])
         params, opt_state = update(optimizer, gradients, state.opt_state["student"], state.params["student"])
-        return advance(state, params, opt_state, parts.decay(state.step + 1, len(x0))), {"loss": value}
+        return advance(state, params, opt_state, parts.rate(state.step + 1, len(x0))), {"loss": value}
 
     def sample(params, noise, cond=None, key=None):
         return parts.sampling.solve(parts.denoiser(params), noise, cond, key)

@@ -16,7 +16,7 @@ def run(decay, values):
     def step(average, inputs):
         rate = decay(inputs[0], BATCH)
         average = averaging.average(rate, {"a": average}, {"a": inputs[1]})["a"]
-        return average, (average, rate)
+        return average, (average, 1 - rate)
 
     inputs = jnp.arange(1, len(values) + 1), jnp.asarray(values, jnp.float32)
     averages, decays = jax.lax.scan(step, jnp.float32(7.0), inputs)[1]
@@ -54,8 +54,8 @@ def test_half_life_means_what_it_says():
 def test_power_function_has_its_width(sigma_rel):
     """EDM2, equations 121 to 126: the weights are those of t^gamma, whose relative width is sigma_rel."""
     steps = 1500
-    decay = averaging.power(sigma_rel)
-    decays = np.array([float(decay(jnp.int32(t), BATCH)) for t in (1, 2, 10, steps)])
+    rate = averaging.power(sigma_rel)
+    decays = 1 - np.array([float(rate(jnp.int32(t), BATCH)) for t in (1, 2, 10, steps)])
     gamma = np.log(decays[2]) / np.log(1 - 1 / 10) - 1
     np.testing.assert_allclose((gamma + 1) / ((gamma + 2) ** 2 * (gamma + 3)), sigma_rel**2, rtol=1e-5)
     assert decays[0] == 0
@@ -77,6 +77,13 @@ def test_power_function_runs_with_the_weights_of_its_closed_form():
     np.testing.assert_allclose(averages[-1], (weights * values).sum(), rtol=1e-4)
 
 
+@pytest.mark.parametrize("steps", [1000, 10**6, 7 * 10**6])
+def test_power_function_keeps_its_digits_in_long_runs(steps):
+    gamma = max(np.roots([1, 7, 16 - 400, 12 - 400]).real)  # of sigma_rel 0.05
+    wanted = -np.expm1((gamma + 1) * np.log1p(-1 / steps))
+    np.testing.assert_allclose(averaging.power(0.05)(jnp.int32(steps), BATCH), wanted, rtol=1e-6)
+
+
 def test_averages_stay_in_float32_and_do_not_stall():
     """A decay of 0.9999 moves an average by parts that bfloat16 could not hold."""
     averages, _ = run(averaging.constant(0.9999), np.full(10, 8.0))
@@ -92,4 +99,4 @@ def test_impossible_decays(decay):
 
 def test_names():
     assert set(averaging.DECAYS) == {"constant", "half_life", "power"}
-    assert float(averaging.make("constant", decay=0.25)(jnp.int32(1), BATCH)) == 0.25
+    assert float(averaging.make("constant", decay=0.25)(jnp.int32(1), BATCH)) == 0.75

@@ -68,13 +68,18 @@ def test_the_function_is_the_identity_at_the_end_and_has_the_published_weights()
     np.testing.assert_allclose(skip[:, 0], (0.25 + sigma * LOW) / (sigma**2 + 0.25), atol=2e-5)
 
 
-@pytest.mark.parametrize(("total", "first", "last"), [(400_000, 10, 1280), (800, 2, 150), (5, 10, 10), (3, 10, 1280)])
+@pytest.mark.parametrize(
+    ("total", "first", "last"), [(400_000, 10, 1280), (800, 2, 150), (5, 10, 10), (3, 10, 1280), (800_000, 10, 50)]
+)
 def test_the_grid_doubles_until_the_last_stage(total, first, last):
-    stage = max(total // (int(math.log2(last // first)) + 1), 1)
+    """As published, and `last` is reached within a training run, whether or not last / first is a power of two."""
+    stage = max(math.floor(total / (math.log2(last // first) + 1)), 1)
     steps = sorted({0, stage - 1, stage, 2 * stage, total // 2, total - 1, total, 10 * total})
     wanted = [min(first * 2 ** (k // stage), last) for k in steps]
     assert [int(intervals(jnp.int32(k), total, first, last)) for k in steps] == wanted
-    assert wanted[0] == first and (wanted[-1] == last)
+    assert wanted[0] == first and wanted[-1] == last
+    if total > 10:
+        assert int(intervals(jnp.int32(total - 1), total, first, last)) == last
 
 
 def test_intervals_are_drawn_as_published_from_the_polynomial_grid():
@@ -201,6 +206,7 @@ def test_the_loss_is_smooth_at_zero_and_the_distance_far_away():
     [
         ({"sigma_min": 0.0}, "0 < sigma_min < sigma_max, got 0.0 and 80.0"),
         ({"first": 20, "last": 10}, "1 <= first <= last, got 20 and 10"),
+        ({"first": 10, "last": 15}, "at least twice as large, got first=10 and last=15"),
         ({"target_decay": 1.0}, r"target_decay .*\[0, 1\).*got 1.0"),
         ({"guidance": 2.0}, "guidance=2.0 .*distil=True"),
         ({"analytic": GAUSSIAN}, "distil=True"),

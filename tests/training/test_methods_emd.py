@@ -96,8 +96,7 @@ def _run(point, examples, options):
     generate = lambda p, z, cond=None: p["a"] * z + p["b"]  # noqa: E731
     pair = (denoisers.gaussian(point["m"], point["s"]), denoisers.gaussian(params["b"], jnp.abs(params["a"])))
     chain = e_step(*pair, lambda z, cond: generate(params, z), z, eps, sigma, keys[2], chain=Langevin(**dict(options)))
-    scheme = dict(options).get("scheme", "eps,z")
-    _, gradient = m_step(generate, params, chain, sigma, scheme=scheme, weight=lambda sigma: sigma**-2)
+    _, gradient = m_step(generate, params, chain, sigma, weight=lambda sigma: sigma**-2)
     return chain, gradient
 
 
@@ -277,11 +276,12 @@ def reference_chain(point, z, eps, normals, scheme, step_eps, step_z, alpha, sig
         if scheme.startswith("eps"):
             x = alpha * g + sigma * eps
             pull = alpha * a * gap(x)
-            drifts = (1 - step_eps) * drifts + step_eps * sigma * gap(x)
+            drifts = (1 - step_eps) * drifts + step_eps * sigma * gap(x)  # the gaps alone
             eps = (1 - step_eps) * eps + step_eps * sigma * gap(x) + np.sqrt(2 * step_eps) * n
             ledger = (1 - step_eps) * ledger + np.sqrt(2 * step_eps) * n
         else:
             pull = alpha / sigma**2 * a * (x - alpha * g)
+            drifts = (1 - step_eps) * drifts + step_eps * sigma * gap(x)
             x = x + step_x * (gap(x) - (x - alpha * g) / sigma**2) + np.sqrt(2 * step_x) * n
             ledger = (1 - step_x / sigma**2) * ledger + np.sqrt(2 * step_x) * n / sigma
         if scheme.endswith("z"):
@@ -317,14 +317,18 @@ def test_paths_in_any_coordinate_and_their_ledger(scheme, alpha, sigma):
     for unroll in (1, steps):
         chain = e_step(*arguments, chain=Langevin(steps=steps, **options), unroll=unroll)
         apart, clean = chain.carried, chain.residual
-        if scheme.startswith("x"):
-            apart, clean = (v - (a * chain.z + b) for v in (apart, clean))
+        if scheme == "x,z":
+            apart = apart - (a * chain.z + b)
         level = sigma / alpha
         np.testing.assert_allclose(apart / level, want[0], atol=2e-5)
         np.testing.assert_allclose(chain.z, want[1], atol=2e-5)
-        np.testing.assert_allclose((apart - clean) / level, want[2], atol=2e-5)
-        if scheme.startswith("eps"):
-            np.testing.assert_allclose(clean / level, want[3], atol=2e-5)
+        np.testing.assert_allclose(clean / level, want[3], atol=2e-5)
+        if scheme != "x,z":
+            np.testing.assert_allclose((apart - clean) / level, want[2], atol=2e-5)
+        for cancel in ("last", "none"):
+            chain = e_step(*arguments, chain=Langevin(steps=steps, cancel=cancel, **options), unroll=unroll)
+            last = np.sqrt(2 * 0.16) * normals[-1][0] if cancel == "last" else 0.0
+            np.testing.assert_allclose(chain.residual / level, want[0] - last, atol=2e-5)
 
 
 def test_x_and_eps_are_one_scheme_when_z_rests():
@@ -344,16 +348,54 @@ def test_the_joint_chain_in_x_reaches_the_teacher():
 
 @pytest.mark.parametrize("scheme", ["eps,z", "x,z", "eps", "x"])
 def test_equal_densities_leave_nothing_to_learn(scheme):
-    """With complete cancellation the gradient is zero, except where x lags behind a moving g(z)."""
+    """With complete cancellation the gradient is zero to the bit, in every scheme."""
     same = {**REFERENCE, "m": REFERENCE["b"], "s": REFERENCE["a"]}
     options = {"steps": 5, "scheme": scheme, "step_z": 0.01}
     _, gradient, _ = run(same, 500, **options)
     _, noisy, _ = run(same, 500, cancel="none", **options)
-    if scheme.startswith("eps"):
-        np.testing.assert_array_equal(gradient, 0.0)  # to the bit
-    elif scheme == "x":
-        np.testing.assert_allclose(gradient, 0.0, atol=1e-6)
+    np.testing.assert_array_equal(gradient, 0.0)
     assert np.abs(noisy).max() > 1e-3
+
+
+def test_a_joint_chain_in_x_is_at_rest_where_the_generator_fits():
+    """Teacher N(0, 0.5^2), sigma 0.05, K = 16: z's noise moves g(z) by more than x follows, and none of it is learnt.
+
+    The fixed point is a = s: the slope at the optimum is zero and it points back to it from both sides.
+    """
+    options = {"steps": 16, "scheme": "x,z", "step_z": 1e-3}
+    for share, sign in ((0.7, 1), (1.0, 0), (1.3, -1)):
+        point = {"alpha": 1.0, "sigma": 0.05, "m": 0.0, "s": 0.5, "a": 0.5 * share, "b": 0.0}
+        _, gradient, level = run(point, 4096, **options)
+        assert np.sign(-gradient[0] * level**2) == sign, (share, gradient)
+
+
+@pytest.mark.parametrize("scheme", ["eps,z", "x,z", "eps", "x"])
+def test_a_rounded_generator_leaks_nothing_into_the_gradient(scheme):
+    """A chain on a bfloat16 copy of g, the M-step on g itself: without a gap there is nothing to learn."""
+    z, eps = (jax.random.normal(k, (64, 3)) for k in jax.random.split(jax.random.key(0)))
+    exact, sigma = denoisers.gaussian(0.0, 0.5), jnp.full(64, 0.05)
+    generate = lambda a, z, cond=None: a * z  # noqa: E731
+    rounded = lambda z, cond: (0.5 * z.astype(jnp.bfloat16)).astype(jnp.float32)  # noqa: E731
+    chain = e_step(exact, exact, rounded, z, eps, sigma, jax.random.key(1), chain=Langevin(scheme=scheme))
+    assert float(m_step(generate, jnp.float32(0.5), chain, sigma)[1]) == 0
+
+
+def test_chains_are_float32_under_x64(x64):
+    """The same numbers as without it, whatever the dtype of the arguments."""
+    z, eps = (np.random.default_rng(i).normal(size=(6, 2)) for i in (0, 1))
+    pair = (denoisers.gaussian(0.3, 0.5), denoisers.gaussian(0.0, 0.9))
+
+    def ends(dtype, scheme):
+        start = (jnp.asarray(v, dtype) for v in (z, eps, np.full(6, 0.7)))
+        return e_step(*pair, lambda z, c: 0.8 * z, *start, jax.random.key(2), chain=Langevin(scheme=scheme, steps=3))
+
+    for scheme in ("eps,z", "x,z"):
+        wide = ends(jnp.float64, scheme)
+        assert wide.z.dtype == wide.residual.dtype == jnp.float32
+        with jax.enable_x64(False):
+            narrow = ends(jnp.float32, scheme)
+        np.testing.assert_allclose(wide.residual, narrow.residual, rtol=1e-5)
+        np.testing.assert_allclose(wide.z, narrow.z, rtol=1e-5)
 
 
 def test_one_step_without_z_is_diff_instruct():
@@ -375,7 +417,7 @@ def test_one_step_without_z_is_diff_instruct():
         keys[3],
         chain=Langevin(**{**DIFF_INSTRUCT, "step_eps": 0.16}),
     )
-    _, gradient = m_step(generate, params, chain, sigma, scheme="eps")
+    _, gradient = m_step(generate, params, chain, sigma)
 
     def surrogate(p):
         x0 = generate(p, z)
@@ -454,7 +496,7 @@ def settle(level, step_z, steps, cancel, iterations=400, examples=512):
         chain = e_step(
             teacher, student, lambda z, c: generate(params, z), z, eps, sigma, keys[2], chain=Langevin(**options)
         )
-        _, gradient = m_step(generate, params, chain, sigma, scheme=options["scheme"])
+        _, gradient = m_step(generate, params, chain, sigma)
         params = jax.tree.map(lambda p, g: p - scale * g, params, gradient)
         return params, params["a"]
 
@@ -499,7 +541,7 @@ BATCH = {"image": jnp.zeros((16, 2)), "label": jnp.zeros(16, jnp.int32)}
 
 
 def make(**options):
-    options = {"sigma_max": 2.0, "steps": 3, "step_z": 0.01, "average": lambda step, batch: jnp.float32(0.0), **options}
+    options = {"sigma_max": 2.0, "steps": 3, "step_z": 0.01, "average": lambda step, batch: jnp.float32(1.0), **options}
     return build_method(emd, options.pop("model", Affine()), optax.sgd(0.1), optax.sgd(0.05), **options)
 
 
@@ -517,7 +559,7 @@ def test_a_generator_starts_as_the_teacher_at_one_level():
 
 def test_a_step_is_the_three_parts_written_by_hand():
     """Score first, then E-step and M-step with the new score; fresh draws for each; nothing else changes."""
-    method = make(score_updates=2, average=lambda step, batch: jnp.float32(0.9), guidance=1.5, null={"label": 3})
+    method = make(score_updates=2, average=lambda step, batch: jnp.float32(0.1), guidance=1.5, null={"label": 3})
     state = method.init(jax.random.key(0), BATCH, {"teacher": TEACHER})
     key = jax.random.key(7)
     new, metrics = jax.jit(method.step)(state, BATCH, key)
@@ -570,6 +612,29 @@ def test_a_step_is_the_three_parts_written_by_hand():
     )
     chex.assert_trees_all_equal(new.frozen, {"teacher": TEACHER})
     np.testing.assert_allclose(metrics["eps_square"], jnp.square(u / level).mean(), rtol=1e-4)
+
+
+def test_the_score_is_trained_at_the_levels_of_the_chains():
+    """By default the levels drawn for D_S and for chains have one distribution; a narrower one is warned of."""
+    chains = {"sigma_sampler": "polynomial", "sigma_options": {"sigma_min": 0.02, "sigma_max": 80.0}}
+    drawn = []
+
+    class Watched(Affine):
+        def __call__(self, x, noise_label, cond=None, *, deterministic=True):
+            jax.debug.callback(lambda label: drawn.append(np.exp(4 * np.asarray(label))), noise_label, ordered=True)
+            return super().__call__(x, noise_label, cond, deterministic=deterministic)
+
+    method = make(model=Watched(), steps=1, scheme="eps", **chains)
+    batch = {"image": jnp.zeros((2000, 2)), "label": jnp.zeros(2000, jnp.int32)}
+    state = method.init(jax.random.key(0), batch, {"teacher": TEACHER})
+    drawn.clear()
+    jax.jit(method.step)(state, batch, jax.random.key(1))[0].step.block_until_ready()
+    jax.effects_barrier()
+    levels = [sigma.ravel() for sigma in drawn if sigma.size == 2000 and np.ptp(sigma) > 0]
+    above = [float((sigma > 10).mean()) for sigma in levels]  # of the score's update and of the chains, 37 % each
+    assert len(above) >= 3 and all(0.33 < share < 0.41 for share in above), above
+    with pytest.warns(UserWarning, match=r"4[0-9] % of the chains' noise levels.*score_levels='chain'"):
+        jax.eval_shape(make(score_levels="noise", **chains).init, jax.random.key(0), batch, {"teacher": TEACHER})
 
 
 def test_a_gradient_taken_outside_sees_a_constant_chain():
@@ -654,6 +719,7 @@ def test_corrected_samples_are_the_teachers():
         ({"steps": 0}, "at least one Langevin step, got steps=0"),
         ({"step_eps": 1.5}, r"step_eps must be in \(0, 1\]"),
         ({"step_x": 0.1}, "step_x=0.1 .*scheme='eps,z'"),
+        ({"score_levels": "all"}, "unknown score_levels 'all'"),
         ({"score_updates": 0}, "score_updates .*got 0"),
         ({"guidance": 2.0, "model": Affine(num_classes=0)}, "guidance=2.0 needs a network"),
         ({"input_scale": "two"}, "unknown input_scale of a generator 'two'"),

@@ -488,15 +488,47 @@ def test_losses():
     }
     assert set(wanted) == set(LOSSES)
     for name, value in wanted.items():
-        np.testing.assert_allclose(make_loss(name)({}, jnp.asarray(a), jnp.asarray(b)), value, rtol=1e-5)
+        np.testing.assert_allclose(make_loss(name)({}, jnp.asarray(a), jnp.asarray(b), False), value, rtol=1e-5)
 
     def perceptual(params, a, b):
         return params * jnp.abs(a - b).max((1, 2, 3))
 
-    both = make_loss("l1+lpips", perceptual)({"lpips": 2.0}, jnp.asarray(a), jnp.asarray(b))
+    both = make_loss("l1+lpips", perceptual)({"lpips": 2.0}, jnp.asarray(a), jnp.asarray(b), True)
     np.testing.assert_allclose(both, wanted["l1"] + 32 * 2 * np.abs(difference).max(1), rtol=1e-5)
-    alone = make_loss("lpips", perceptual)({"lpips": 2.0}, jnp.asarray(a), jnp.asarray(b))
+    early = make_loss("l1+lpips", perceptual)({"lpips": 2.0}, jnp.asarray(a), jnp.asarray(b), False)
+    np.testing.assert_allclose(early, wanted["l1"], rtol=1e-5)
+    alone = make_loss("lpips", perceptual)({"lpips": 2.0}, jnp.asarray(a), jnp.asarray(b), False)
     np.testing.assert_allclose(alone, 32 * 2 * np.abs(difference).max(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("nfe", [(3,), (1, 3)])
+def test_lpips_in_a_sum_is_seen_by_the_last_step_alone(nfe):
+    """A constant distance of 7 raises the mean loss of a walk by 7 / its steps, as in the authors' code."""
+    found = {}
+    for loss in ("l1", "l1+lpips"):
+        method = make(nfe=nfe, loss=loss, optimizer=optax.sgd(0.0), perceptual=lambda params, a, b: 7 + 0 * a[:, 0])
+        state = begin(method, points())
+        state = state.replace(frozen={**state.frozen, "lpips": {}})
+        found[loss] = [jax.jit(method.step)(state, points(), jax.random.key(i))[1] for i in range(4)]
+    for plain, both in zip(*found.values(), strict=True):
+        np.testing.assert_allclose(both["loss"] - plain["loss"], 7 / plain["nfe"], rtol=1e-4)
+
+
+def test_the_rate_drops_at_the_authors_iteration():
+    """Their loop lowers it at the end of an iteration that began with half of the trajectories seen, for the next."""
+    from jaxdiff.configs import cifar10_sfd
+    from jaxdiff.training.components import optimizers_of
+
+    config = cifar10_sfd.get_config("2")
+    seen, rate, first = 0, 1.0, None
+    for iteration in range(config.train.steps):
+        if rate == 0.1 and first is None:
+            first = iteration
+        if seen >= 100_000:
+            rate = 0.1
+        seen += 128
+    factor = optimizers_of(config).factor
+    assert float(factor(jnp.int32(first - 1))) == 1.0 and float(factor(jnp.int32(first))) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(

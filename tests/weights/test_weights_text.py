@@ -12,7 +12,7 @@ from paths import GOLDEN
 
 from jaxdiff import data, weights
 from jaxdiff.evaluation import clip as clip_module
-from jaxdiff.evaluation.clip import clip_score, scorer
+from jaxdiff.evaluation.clip import positive_cosine, scorer
 from jaxdiff.models import CLIPText, CLIPVision, T5Encoder, clip, t5
 from jaxdiff.models.clip import preprocess
 
@@ -112,13 +112,13 @@ def test_both_halves_of_a_clip_checkpoint_and_their_score(golden):
     @jax.jit
     def measure(eyes, head, x, ids):
         image, text = see.apply({"params": eyes}, x), read.apply({"params": head}, ids)["pooled"]
-        return image / jnp.linalg.norm(image, axis=-1, keepdims=True), clip_score(image, text)
+        return image / jnp.linalg.norm(image, axis=-1, keepdims=True), positive_cosine(image, text)
 
     image, score = measure(eyes, head, np.moveaxis(given["in/x"], 1, -1), given["in/ids"])
     cosine = np.diag(given["out/cosine"])
     assert cosine.min() < -0.1 and cosine.max() > 0.1
     near(image, given["out/image"])
-    np.testing.assert_allclose(score, 100 * np.maximum(cosine, 0), rtol=0, atol=2e-3)
+    np.testing.assert_allclose(score, np.maximum(cosine, 0), rtol=0, atol=2e-5)
 
 
 def test_a_scorer_tokenizes_and_averages_over_batches(golden, monkeypatch):
@@ -135,6 +135,12 @@ def test_a_scorer_tokenizes_and_averages_over_batches(golden, monkeypatch):
     assert score(images, [str(count - 1 - i) for i in range(count)]) == pytest.approx(wanted, abs=2e-3)
     with pytest.raises(ValueError, match=rf"got {count} images and 1 captions"):
         score(images, ["0"])
+    read = lambda texts: (ids[[int(text.removeprefix("A photo depicts ")) for text in texts]], None)  # noqa: E731
+    monkeypatch.setattr(data, "tokenizer", lambda path, length: read)
+    hessel = scorer(arrays, "tokenizer.json", "hessel", **told)(images, [str(count - 1 - i) for i in range(count)])
+    assert hessel == pytest.approx(wanted / 40, abs=1e-4)
+    with pytest.raises(ValueError, match=r"unknown CLIP score 'cos'"):
+        scorer(arrays, "tokenizer.json", "cos", **told)
 
 
 def test_images_reach_clip_as_in_its_training():
@@ -245,7 +251,7 @@ def shapes(model, *inputs):
         (lambda _: shapes(SMALL, jnp.zeros((1, 3), int), jnp.ones((1, 4))), r"\(1, 3\), got \(1, 4\)"),
         (lambda _: shapes(SMALL.clone(heads=3), jnp.zeros((1, 3), int)), r"width=8.*heads=3"),
         (lambda _: shapes(CLIPVision(), jnp.zeros((1, 64, 64, 3))), r"\[b, 224, 224, 3\], got \(1, 64, 64, 3\).*preprocess"),
-        (lambda _: clip_score(jnp.zeros((2, 5)), jnp.zeros((2, 6))), r"\(2, 5\) and \(2, 6\)"),
+        (lambda _: positive_cosine(jnp.zeros((2, 5)), jnp.zeros((2, 6))), r"\(2, 5\) and \(2, 6\)"),
     ],
 )  # fmt: skip
 def test_bad_input_says_what_to_do(call, message, golden):

@@ -25,14 +25,17 @@ from jaxdiff.evaluation.report import (
 _LAZY = {
     "DigitsClassifier": "classifier",
     "Extracted": "features",
+    "FeatureCache": "cache",
     "FeatureNet": "features",
     "extract": "features",
+    "extract_cached": "cache",
     "feature_net": "features",
 }
 
 __all__ = [
     "DigitsClassifier",
     "Extracted",
+    "FeatureCache",
     "FeatureNet",
     "Moments",
     "Protocol",
@@ -40,6 +43,7 @@ __all__ = [
     "digest",
     "evaluate_features",
     "extract",
+    "extract_cached",
     "feature_net",
     "frechet_distance",
     "from_uint8",

@@ -196,11 +196,7 @@ def _pieces(batches: Iterable[Batch], size: int | None, multiple: int) -> Iterat
     """(images, valid) of one shape, whatever the batch sizes; `size` is rounded up to a multiple."""
     shape = None
     for batch in batches:
-        images = np.asarray(batch["image"] if isinstance(batch, Mapping) else batch)
-        if images.ndim != 4 or not len(images):
-            raise ValueError(f"a batch must be images [b, h, w, c] with b > 0, got shape {images.shape}")
-        if images.dtype == np.float64:
-            images = images.astype(np.float32)
+        images = images_of(batch)
         shape = shape or (images.shape[1:], images.dtype)
         if (images.shape[1:], images.dtype) != shape:
             raise ValueError(f"a batch of {images.shape[1:]} {images.dtype} after batches of {shape[0]} {shape[1]}")
@@ -210,6 +206,14 @@ def _pieces(batches: Iterable[Batch], size: int | None, multiple: int) -> Iterat
             missing = size - len(part)
             padding = np.repeat(part[-1:], missing, axis=0)  # an image rather than zeros, which could give NaN
             yield np.concatenate([part, padding]), np.arange(size) < len(part)
+
+
+def images_of(batch: Batch) -> np.ndarray:
+    """The images [b h w c] of a batch, an array or a dict with `image`."""
+    images = np.asarray(batch["image"] if isinstance(batch, Mapping) else batch)
+    if images.ndim != 4 or not len(images):
+        raise ValueError(f"a batch must be images [b, h, w, c] with b > 0, got shape {images.shape}")
+    return images.astype(np.float32) if images.dtype == np.float64 else images
 
 
 def _place(piece: tuple[np.ndarray, np.ndarray], sharding: NamedSharding | None) -> tuple[Array, Array]:

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
         chosen = {split: FIGURES[name](n) for split, n in SPLITS.items()}
         found = {}
         for split in ("test", "train"):
-            found[split] = extract_cached(net, stream(images[split], chosen[split], f"{name}/{split}"), cache, keep=True)
+            found[split] = extract_cached(cache, stream(images[split], chosen[split], f"{name}/{split}"), keep=True)
         protocol = Protocol(
             feature_net=net.name, feature_sha256=net.sha256, resize=net.resize, uint8=True,
             samples=len(chosen["train"]), reference="cifar10 test", reference_sha256=digest(files["test"]),

@@ -35,7 +35,8 @@ class FeatureNet(NamedTuple):
     name: str
     sha256: str  # of the file its weights come from
     resize: str  # kind and side, "bilinear-299"; "none" for images as they are
-    apply: Callable[[AnyArray], Outputs]  # images uint8 or [-1, 1], NHWC -> features [b, d], probabilities or None
+    apply: Callable[[AnyArray], Outputs]  # images uint8 or [-1, 1], NHWC -> features [b, d] and, if the network has
+    #                                       them, spatial features [b, e] and probabilities [b, classes]
 
 
 class Extracted(NamedTuple):
@@ -44,6 +45,7 @@ class Extracted(NamedTuple):
     moments: Moments
     features: np.ndarray | None = None
     probabilities: np.ndarray | None = None
+    spatial: Moments | None = None  # of spatial features, where the network has them
 
 
 # ------------------------------------------------------------------------------------------ the networks
@@ -66,13 +68,18 @@ def _digits(name: str, path: FilePath | None, resize: str, side: int | None) -> 
 
 
 def _inception(name: str, path: FilePath | None, resize: str, side: int | None) -> FeatureNet:
-    """Probabilities omit the bias of the logits, as in every published Inception score."""
+    """Probabilities omit the bias of the logits, as in every published Inception score.
+
+    Files for FID alone have no logits, or a single one in their place: then there are no probabilities.
+    """
 
     def unbiased(variables: Params, x: Array) -> Outputs:
         out: Any = model.apply(variables, x)
-        return {**out, "logits": out["logits"] - variables["params"]["fc"]["bias"]}
+        logits = out.pop("logits", None)
+        return {**out, "logits": logits - variables["params"]["fc"]["bias"]} if model.num_classes > 1 else out
 
     model, params, sha256 = _load(name, path)
+    assert isinstance(model, inception.Inception)
     return _photo_net(name, sha256, unbiased, params, inception, resize, side)
 
 
@@ -121,7 +128,8 @@ def _photo_net(
 def _apply(call: Callable[..., Any], prepare: Callable[[AnyArray], Array]) -> Callable[[Params, AnyArray], Outputs]:
     def apply(params: Params, images: AnyArray) -> Outputs:
         out = call({"params": params}, prepare(images))
-        return {"features": out["features"], "probabilities": jax.nn.softmax(out["logits"])}
+        found = {name: out[name] for name in ("features", "spatial") if name in out}
+        return {**found, "probabilities": jax.nn.softmax(out["logits"])} if "logits" in out else found
 
     return apply
 
@@ -143,23 +151,35 @@ def extract(
     is compiled once. With `sharding` images are sharded along the first axis and weights replicated. Each of several
     processes feeds its own images, the same number of batches, and all get the moments of all.
     """
+    moments: Moments | None = None
+    spatial: Moments | None = None
+    kept: list[dict[str, np.ndarray]] = []
+    for rows in outputs(net, batches, sharding, batch_size=batch_size):
+        moments = update(moments, rows["features"])
+        if "spatial" in rows:
+            spatial = update(spatial, rows.pop("spatial"))
+        kept += [rows] * keep
+    if moments is None:
+        raise ValueError("no images to extract features from: the iterable of batches is empty (or already consumed)")
+    if not keep:
+        return Extracted(moments, spatial=spatial)
+    every = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
+    return Extracted(moments, every["features"], every.get("probabilities"), spatial)
+
+
+def outputs(
+    net: FeatureNet, batches: Iterable[Batch], sharding: NamedSharding | None = None, *, batch_size: int | None = None
+) -> Iterator[dict[str, np.ndarray]]:
+    """All outputs of a network, `batch_size` images at a time; see `extract`."""
     mesh = None if sharding is None else sharding.mesh
     everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     apply = net.apply if everywhere is None else jax.device_put(net.apply, everywhere)
     run = jax.jit(_run, out_shardings=everywhere)
     pieces = _pieces(batches, batch_size, _shards(sharding))
-    moments, kept = None, []
     for out in _delayed(run(apply, *_place(piece, sharding)) for piece in pieces):
         rows = {name: np.asarray(value) for name, value in out.items() if value is not None}
-        rows = {name: value[rows["valid"]] for name, value in rows.items()}
-        moments = update(moments, rows["features"])
-        kept += [rows] * keep
-    if moments is None:
-        raise ValueError("no images to extract features from: the iterable of batches is empty (or already consumed)")
-    if not keep:
-        return Extracted(moments)
-    every = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
-    return Extracted(moments, every["features"], every.get("probabilities"))
+        valid = rows.pop("valid")
+        yield {name: value[valid] for name, value in rows.items()}
 
 
 def _run(apply: Callable[[Array], Outputs], images: Array, valid: Array) -> Outputs:

@@ -58,7 +58,8 @@ def main(arguments: list[str]) -> None:
         protocol = Protocol(
             feature_net=net.name, feature_sha256=net.sha256, resize=net.resize, uint8=True,
             samples=len(chosen["train"]), reference="cifar10 test", reference_sha256=digest(files["test"]),
-            reference_samples=len(chosen["test"]), solver=None, steps=None, nfe=None, guidance=None, seed=None, ema=None,
+            reference_samples=len(chosen["test"]), solver=None, steps=None, nfe=None,
+            guidance=None, seed=None, ema=None,
             notes=f"figure {name!r}: training images in the place of samples",
         )  # fmt: skip
         record = evaluate_features(found["train"].moments, found["test"].moments, protocol)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from jaxdiff.evaluation.frechet import Moments, frechet_distance, load_moments, moments_of, save_moments
+from jaxdiff.evaluation.frechet import Moments, frechet_distance, load_moments, load_stats, moments_of, save_moments
+from jaxdiff.evaluation.kid import kid
 from jaxdiff.evaluation.metrics import inception_score, sliced_wasserstein
 from jaxdiff.evaluation.prdc import prdc
 from jaxdiff.evaluation.report import (
@@ -48,7 +49,9 @@ __all__ = [
     "frechet_distance",
     "from_uint8",
     "inception_score",
+    "kid",
     "load_moments",
+    "load_stats",
     "metric_name",
     "moments_of",
     "prdc",

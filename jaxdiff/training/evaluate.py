@@ -13,8 +13,10 @@ from ml_collections import ConfigDict
 
 from jaxdiff import evaluation
 from jaxdiff.data import Dataset
-from jaxdiff.evaluation import Moments, Protocol, clip
+from jaxdiff.evaluation import Protocol, clip
 from jaxdiff.evaluation.features import Extracted, FeatureNet
+from jaxdiff.evaluation.presets import resolved
+from jaxdiff.training import reference as references
 from jaxdiff.training.build import IMAGELESS, Run, reference_data
 from jaxdiff.training.sampling import Sampler, Samples, all_captions, captions_of, from_dataset, joined
 from jaxdiff.trees import Params
@@ -24,7 +26,8 @@ SLICED = "sliced_wasserstein"
 
 def main_metric(config: ConfigDict) -> str:
     """The name of the metric that ranks evaluations."""
-    return evaluation.metric_name(config.eval.net) if config.eval.net else SLICED
+    net = resolved(config.eval).net
+    return evaluation.metric_name(net) if net else SLICED
 
 
 def eval_sampler(run: Run, mesh: Mesh) -> Sampler:
@@ -75,7 +78,8 @@ def evaluate(
     recompilation. `reference_stats` is a file of feature moments (`evaluation.save_moments`) to use instead of the
     data.
     """
-    c = run.config.eval
+    c = resolved(run.config.eval)
+    reference_stats = reference_stats or c.reference_stats
     reference = _reference(run, reference_stats)
     score = _clip_score(run)
     if samples is None:
@@ -90,32 +94,36 @@ def evaluate(
         assert isinstance(reference, Dataset)
         real: Any = reference.take(0, min(len(images), reference.size))["image"]
         return {**_pixel_distance(images, real), **follows}
-    net = evaluation.feature_net(c.net, c.weights or None)
+    net = references.network(run.config)
     fake = evaluation.extract(net, _chunks(evaluation.to_uint8(images)), batch_size=256, keep=True)
-    if isinstance(reference, Moments):
-        real, size = reference, reference.count
+    if isinstance(reference, Extracted):
+        real, size = reference.moments, reference.moments.count
+        found = reference
     else:
-        found = reference_features(run, net)
+        found = reference_features(run, net, mesh)
         real, size = found.features, found.moments.count
+    spatial = (fake.spatial, found.spatial) if c.sfid and fake.spatial and found.spatial else None
     how = protocol(run, net, len(images), size, c.seed)
-    if isinstance(reference, Moments):
+    if isinstance(reference, Extracted):
         how = dataclasses.replace(how, reference=Path(reference_stats).name)
         how = dataclasses.replace(how, reference_sha256=evaluation.digest(reference_stats))
-    record = evaluation.evaluate_features(fake.features, real, how, probabilities=fake.probabilities)
+    record = evaluation.evaluate_features(
+        fake.features, real, how, probabilities=fake.probabilities, spatial=spatial, k=c.neighbours
+    )
     if labels is not None and fake.probabilities is not None and fake.probabilities.shape[1] == run.data.num_classes:
         record["accuracy"] = float((fake.probabilities.argmax(1) == labels).mean())
     return {**record, **follows}
 
 
-def _reference(run: Run, reference_stats: str) -> Dataset | Moments:
+def _reference(run: Run, reference_stats: str) -> Dataset | Extracted:
     """What samples are compared with: stored moments, or the run's data."""
     c = run.config
     if reference_stats:
-        if not c.eval.net:
+        if not resolved(c.eval).net:
             raise ValueError(
                 "--reference_stats contains feature moments: set eval.net to the network they were computed with"
             )
-        return evaluation.load_moments(reference_stats, default_count=c.eval.reference or None)
+        return references.read_stats(reference_stats, c)
     if c.data.source in IMAGELESS:
         raise ValueError(
             f"data.source={c.data.source!r} has no images to compare samples with; use the dataset's config, or pass "
@@ -129,24 +137,24 @@ def _reference(run: Run, reference_stats: str) -> Dataset | Moments:
     return run.data
 
 
-def reference_features(run: Run, net: FeatureNet) -> Extracted:
+def reference_features(run: Run, net: FeatureNet, mesh: Mesh | None = None, *, keep: bool = True) -> Extracted:
     """Features of the dataset's images, in stored order and not flipped."""
     data = reference_data(run.config)
     total = min(run.config.eval.reference or data.size, data.size)
     decode = run.decode or (lambda images: images)
-    batches = (decode(data.take(i, min(i + 256, total))["image"]) for i in range(0, total, 256))
-    return evaluation.extract(net, batches, batch_size=256, keep=True)
+    batches = (decode(data.take(start, stop)["image"]) for start, stop in references.shares(total, mesh))
+    return references.features(run.config, net, batches, mesh, keep=keep)
 
 
-def save_reference_stats(run: Run, path: str) -> int:
-    """Write the feature moments of the run's data; returns the number of images."""
-    c = run.config.eval
-    if not c.net:
+def save_reference_stats(run: Run, path: str, mesh: Mesh | None = None) -> int:
+    """Write the feature moments of the run's data, with their protocol; returns the number of images."""
+    if not resolved(run.config.eval).net:
         raise ValueError("reference statistics are moments of features: set eval.net to a feature network")
-    features = reference_features(run, evaluation.feature_net(c.net, c.weights or None)).features
-    moments = evaluation.moments_of(np.asarray(features))
-    evaluation.save_moments(path, moments)
-    return moments.count
+    net = references.network(run.config)
+    found = reference_features(run, net, mesh, keep=False)
+    count = found.moments.count
+    references.write_stats(path, found, _without_samples(protocol(run, net, count, count, run.config.eval.seed)))
+    return count
 
 
 def _captioned(
@@ -188,7 +196,7 @@ def _clip_score(run: Run) -> Callable[[np.ndarray, Sequence[str]], float] | None
 
 def compare_halves(run: Run) -> dict[str, Any]:
     """Evaluate one half of the data against the other: the score of perfect samples."""
-    c, dataset = run.config.eval, run.data
+    c, dataset = resolved(run.config.eval), run.data
     assert isinstance(dataset, Dataset)
     half = min(dataset.size // 2, c.samples)
     data = [dataset.take(half * i, half * (i + 1))["image"] for i in (0, 1)]
@@ -196,13 +204,17 @@ def compare_halves(run: Run) -> dict[str, Any]:
         return _pixel_distance(*data)
     if run.decode:
         data = [run.decode(images) for images in data]
-    net = evaluation.feature_net(c.net, c.weights or None)
+    net = references.network(run.config)
     fake, real = (evaluation.extract(net, _chunks(evaluation.to_uint8(a)), batch_size=256, keep=True) for a in data)
-    how = protocol(run, net, half, half, c.seed)
-    how = dataclasses.replace(
-        how, solver=None, steps=None, nfe=None, guidance=None, ema=None, notes="halves of the data"
+    how = _without_samples(protocol(run, net, half, half, c.seed), "halves of the data")
+    return evaluation.evaluate_features(
+        fake.features, real.features, how, probabilities=fake.probabilities, k=c.neighbours
     )
-    return evaluation.evaluate_features(fake.features, real.features, how, probabilities=fake.probabilities)
+
+
+def _without_samples(how: Protocol, notes: str = "") -> Protocol:
+    """The protocol of a measurement of data alone."""
+    return dataclasses.replace(how, solver=None, steps=None, nfe=None, guidance=None, ema=None, notes=notes)
 
 
 def _pixel_distance(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:

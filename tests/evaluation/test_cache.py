@@ -27,7 +27,9 @@ def test_each_image_passes_the_network_once_whatever_the_order(tmp_path):
     net = network(seen)
     plain = extract(net, [IMAGES], keep=True)
     seen.clear()
-    first = extract_cached(FeatureCache(tmp_path, net, spatial=True), [IMAGES[:24], IMAGES[:8]], batch_size=8, keep=True)
+    first = extract_cached(
+        FeatureCache(tmp_path, net, spatial=True), [IMAGES[:24], IMAGES[:8]], batch_size=8, keep=True
+    )
     jax.effects_barrier()
     assert seen == [8, 8, 8]
     order = RNG.permutation(40)

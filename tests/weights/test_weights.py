@@ -110,7 +110,13 @@ def test_round_trip_through_files_gives_back_every_array_and_the_same_model(kind
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("edm_ddpmpp_tiny", "edm"), ("edm_ddpmpp_cond_tiny", "edm"), ("edm_ncsnpp_tiny", "edm"), ("edm_adm_cond_tiny", "edm"), ("dit_tiny", "dit")],
+    [
+        ("edm_ddpmpp_tiny", "edm"),
+        ("edm_ddpmpp_cond_tiny", "edm"),
+        ("edm_ncsnpp_tiny", "edm"),
+        ("edm_adm_cond_tiny", "edm"),
+        ("dit_tiny", "dit"),
+    ],
 )
 def test_public_files_round_trip(name, kind):
     arrays, _ = edm_case(name) if kind == "edm" else load_arrays(GOLDEN / f"{name}.npz")

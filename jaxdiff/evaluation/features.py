@@ -20,7 +20,7 @@ from jaxdiff.errors import choose, pick
 from jaxdiff.evaluation import classifier
 from jaxdiff.evaluation.frechet import Moments, update
 from jaxdiff.evaluation.report import digest
-from jaxdiff.models import efficientnet, inception
+from jaxdiff.models import dinov2, efficientnet, inception
 from jaxdiff.models.resize import RESIZERS, as_float
 from jaxdiff.trees import AnyArray, Params
 
@@ -88,9 +88,15 @@ def _efficientnet(name: str, path: FilePath | None, resize: str, side: int | Non
     return _photo_net(name, sha256, model.apply, params, efficientnet, resize, side)
 
 
+def _dinov2(name: str, path: FilePath | None, resize: str, side: int | None) -> FeatureNet:
+    model, params, sha256 = _load(name, path)
+    return _photo_net(name, sha256, model.apply, params, dinov2, resize, side)
+
+
 NETS: dict[str, Callable[[str, FilePath | None, str, int | None], FeatureNet]] = {
     "inception": _inception,
     "efficientnet_lite0": _efficientnet,
+    "dinov2": _dinov2,
     "digits": _digits,
 }
 SOURCES = {
@@ -98,6 +104,8 @@ SOURCES = {
     "torch is installed, write its state dict: safetensors.torch.save_file(torch.load(name), 'inception.safetensors')",
     "efficientnet_lite0": "get the ImageNet weights of EfficientNet-Lite0, fold each batch norm into the convolution "
     "before it, save HWIO kernels and biases as stem, block0..15.{expand,depthwise,project}, head, fc in one .npz",
+    "dinov2": "get dinov2_vitl14_pretrain (facebookresearch/dinov2; ViT-S and B work too) and, where torch is "
+    "installed, write its state dict: safetensors.torch.save_file(torch.load(name), 'dinov2.safetensors')",
 }
 
 

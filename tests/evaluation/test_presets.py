@@ -19,7 +19,13 @@ def test_presets(name, resize, sfid):
     assert (found.net, found.resize, found.sfid) == ("inception", resize, sfid)
     assert main_metric(c) == "fid"
     assert c.eval.net == "digits"  # the config itself is left alone
-    assert len(PRESETS) == 4
+
+
+def test_dinov2_is_no_fid():
+    c = default.get_config()
+    c.eval.preset = "fd_dinov2"
+    assert (resolved(c.eval).net, resolved(c.eval).resize, main_metric(c)) == ("dinov2", "clean", "frechet_dinov2")
+    assert set(PRESETS) == {"edm", "adm", "pytorch_fid", "clean_fid", "fd_dinov2"}
 
 
 def test_configs_name_the_protocol_of_the_number_they_cite():

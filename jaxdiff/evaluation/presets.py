@@ -1,10 +1,10 @@
 """Protocols of published numbers by name: the network, how images are resized for it, and what is computed with it.
 
-    edm           TF 1 resizing; 50,000 samples against all training images (Karras et al. 2022, and most work since)
-    adm           the same network and resizing, with sFID, precision and recall for k = 3 (Dhariwal & Nichol 2021)
-    pytorch_fid   bilinear resizing as pytorch-fid does it
-    clean_fid     antialiased bicubic resizing (Parmar et al. 2022)
-    fd_dinov2     class tokens of DINOv2's ViT-L/14 at 224x224, antialiased bicubic (Stein et al. 2023); not an FID
+edm           TF 1 resizing; 50,000 samples against all training images (Karras et al. 2022, and most work since)
+adm           the same network and resizing, with sFID, precision and recall for k = 3 (Dhariwal & Nichol 2021)
+pytorch_fid   bilinear resizing as pytorch-fid does it
+clean_fid     antialiased bicubic resizing (Parmar et al. 2022)
+fd_dinov2     class tokens of DINOv2's ViT-L/14 at 224x224, antialiased bicubic (Stein et al. 2023); not an FID
 """
 
 from __future__ import annotations

@@ -51,7 +51,9 @@ def run(w: dict[str, torch.Tensor], pixels: np.ndarray) -> torch.Tensor:
         h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(h.shape)
         x = x + p["ls1.gamma"] * F.linear(h, p["attn.proj.weight"], p["attn.proj.bias"])
         h = F.layer_norm(x, (WIDTH,), p["norm2.weight"], p["norm2.bias"], 1e-6)
-        h = F.linear(F.gelu(F.linear(h, p["mlp.fc1.weight"], p["mlp.fc1.bias"])), p["mlp.fc2.weight"], p["mlp.fc2.bias"])
+        h = F.linear(
+            F.gelu(F.linear(h, p["mlp.fc1.weight"], p["mlp.fc1.bias"])), p["mlp.fc2.weight"], p["mlp.fc2.bias"]
+        )
         x = x + p["ls2.gamma"] * h
     return F.layer_norm(x, (WIDTH,), w["norm.weight"], w["norm.bias"], 1e-6)[:, 0]
 

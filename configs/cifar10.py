@@ -49,7 +49,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.train.steps = 200 * MILLION // 512
     c.train.log_every, c.train.sample_every, c.train.save_every = 100, 10_000, 10_000
     c.sample.timestamps = 18  # Heun and a last Euler step: 35 evaluations
-    c.eval.net, c.eval.samples = "inception", 50_000
+    c.eval.preset, c.eval.net, c.eval.samples = "edm", "inception", 50_000
     if arg == "tiny":
         c.data.source = "digits"
         c.data.options = ConfigDict({"image_size": 16, "channels": 3, "flip": True})
@@ -59,6 +59,6 @@ def get_config(arg: str = "") -> ConfigDict:
         c.optim.warmup_images = 0
         c.train.steps, c.train.log_every, c.train.save_every = 4, 2, 2
         c.sample.timestamps, c.sample.count = 4, 4
-        c.eval.net, c.eval.samples, c.eval.reference = "", 64, 64
+        c.eval.preset, c.eval.net, c.eval.samples, c.eval.reference = "", "", 64, 64
     c.lock()
     return c

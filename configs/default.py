@@ -132,8 +132,15 @@ def _results(c: ConfigDict) -> None:
     c.sample.count = 100  # images in a grid
 
     c.eval = ConfigDict()
-    c.eval.net = "digits"  # feature network: digits, efficientnet_lite0, inception; "" = sliced Wasserstein on pixels
+    c.eval.preset = ""  # protocol of a published number: edm, adm, pytorch_fid, clean_fid, fd_dinov2; sets net,
+    #                     resize, sfid and neighbours (docs/evaluation.md)
+    c.eval.net = "digits"  # feature network: digits, inception, efficientnet_lite0, dinov2; "" = sliced Wasserstein
     c.eval.weights = ""  # file with that network's weights; not needed for digits
+    c.eval.resize = "bilinear"  # how images are resized for it: tensorflow (EDM, ADM), bilinear (pytorch-fid), clean
+    c.eval.reference_stats = ""  # FILE.npz of feature moments (`jaxdiff stats`, or mu and sigma), instead of the data
+    c.eval.sfid = False  # also the distance in spatial Inception features
+    c.eval.neighbours = 5  # k of precision, recall, density and coverage
+    c.eval.cache = "~/.cache/jaxdiff/features"  # reference features by image content; "" = computed each time
     c.eval.clip = ""  # a CLIP checkpoint, both encoders: score of samples and their captions, or class names
     c.eval.tokenizer = ""  # its tokenizer.json
     c.eval.clip_formula = "100cos"  # 100cos (100 max(cos, 0)) or hessel (2.5 max(cos, 0) after "A photo depicts")

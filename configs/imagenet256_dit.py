@@ -50,12 +50,13 @@ def get_config(arg: str = "") -> ConfigDict:
     c.sample.solver, c.sample.grid, c.sample.timestamps = "ancestral", "discrete", 250
     c.sample.sigma_min, c.sample.sigma_max = 0.01, 158.0  # the whole schedule
     c.sample.count = 16
-    c.eval.net, c.eval.samples = "", 10_000
+    c.eval.preset, c.eval.net, c.eval.samples = "adm", "inception", 50_000
     if arg == "tiny":
         c.data.source, c.data.options = "digits", ConfigDict()
         c.data.batch_size = 16
         c.model.fields.update(depth=2, width=32, heads=2)
         c.train.steps, c.train.log_every, c.train.save_every = 4, 2, 2
-        c.sample.timestamps, c.sample.count, c.eval.samples = 4, 4, 64
+        c.sample.timestamps, c.sample.count = 4, 4
+        c.eval.preset, c.eval.net, c.eval.samples = "", "", 64
     c.lock()
     return c

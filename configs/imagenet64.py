@@ -50,7 +50,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.train.steps = 2500 * MILLION // 4096
     c.train.log_every, c.train.sample_every, c.train.save_every = 100, 5000, 5000
     c.sample.timestamps = 40  # Heun and a last Euler step: 79 evaluations
-    c.eval.net, c.eval.samples = "inception", 50_000
+    c.eval.preset, c.eval.net, c.eval.samples = "edm", "inception", 50_000
     c.eval.reference = 50_000
     if arg == "tiny":
         c.data.source = "digits"
@@ -61,6 +61,6 @@ def get_config(arg: str = "") -> ConfigDict:
         c.optim.warmup_images = 0
         c.train.steps, c.train.log_every, c.train.save_every = 4, 2, 2
         c.sample.timestamps, c.sample.count = 4, 4
-        c.eval.net, c.eval.samples, c.eval.reference = "", 64, 64
+        c.eval.preset, c.eval.net, c.eval.samples, c.eval.reference = "", "", 64, 64
     c.lock()
     return c

@@ -135,7 +135,7 @@ def evaluate(
 ) -> evaluation.Record:
     """The distances between samples of a run and its data, or stored statistics of such data."""
     saved = open_run(config, workdir, step)
-    if not reference_stats:
+    if not (reference_stats or config.eval.reference_stats):
         with instead_of_data("--reference_stats=FILE.npz, feature moments that --save_reference_stats writes"):
             saved = saved.with_data()
     run, mesh = saved.run, saved.mesh
@@ -151,7 +151,7 @@ def compare_halves(config: ConfigDict) -> evaluation.Record:
 
 def save_reference_stats(config: ConfigDict, path: str) -> int:
     """Write the feature moments of a config's data; returns the number of images."""
-    return training.save_reference_stats(build(config), path)
+    return training.save_reference_stats(build(config), path, mesh_of(config))
 
 
 @contextmanager

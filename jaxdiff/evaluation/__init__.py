@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from jaxdiff.evaluation.frechet import Moments, frechet_distance, load_moments, moments_of, save_moments
+from jaxdiff.evaluation.frechet import Moments, frechet_distance, load_moments, load_stats, moments_of, save_moments
+from jaxdiff.evaluation.kid import kid
 from jaxdiff.evaluation.metrics import inception_score, sliced_wasserstein
 from jaxdiff.evaluation.prdc import prdc
 from jaxdiff.evaluation.report import (
@@ -25,14 +26,17 @@ from jaxdiff.evaluation.report import (
 _LAZY = {
     "DigitsClassifier": "classifier",
     "Extracted": "features",
+    "FeatureCache": "cache",
     "FeatureNet": "features",
     "extract": "features",
+    "extract_cached": "cache",
     "feature_net": "features",
 }
 
 __all__ = [
     "DigitsClassifier",
     "Extracted",
+    "FeatureCache",
     "FeatureNet",
     "Moments",
     "Protocol",
@@ -40,11 +44,14 @@ __all__ = [
     "digest",
     "evaluate_features",
     "extract",
+    "extract_cached",
     "feature_net",
     "frechet_distance",
     "from_uint8",
     "inception_score",
+    "kid",
     "load_moments",
+    "load_stats",
     "metric_name",
     "moments_of",
     "prdc",

@@ -20,7 +20,7 @@ from jaxdiff.errors import choose, pick
 from jaxdiff.evaluation import classifier
 from jaxdiff.evaluation.frechet import Moments, update
 from jaxdiff.evaluation.report import digest
-from jaxdiff.models import efficientnet, inception
+from jaxdiff.models import dinov2, efficientnet, inception
 from jaxdiff.models.resize import RESIZERS, as_float
 from jaxdiff.trees import AnyArray, Params
 
@@ -35,7 +35,8 @@ class FeatureNet(NamedTuple):
     name: str
     sha256: str  # of the file its weights come from
     resize: str  # kind and side, "bilinear-299"; "none" for images as they are
-    apply: Callable[[AnyArray], Outputs]  # images uint8 or [-1, 1], NHWC -> features [b, d], probabilities or None
+    apply: Callable[[AnyArray], Outputs]  # images uint8 or [-1, 1], NHWC -> features [b, d] and, if the network has
+    #                                       them, spatial features [b, e] and probabilities [b, classes]
 
 
 class Extracted(NamedTuple):
@@ -44,6 +45,7 @@ class Extracted(NamedTuple):
     moments: Moments
     features: np.ndarray | None = None
     probabilities: np.ndarray | None = None
+    spatial: Moments | None = None  # of spatial features, where the network has them
 
 
 # ------------------------------------------------------------------------------------------ the networks
@@ -66,13 +68,18 @@ def _digits(name: str, path: FilePath | None, resize: str, side: int | None) -> 
 
 
 def _inception(name: str, path: FilePath | None, resize: str, side: int | None) -> FeatureNet:
-    """Probabilities omit the bias of the logits, as in every published Inception score."""
+    """Probabilities omit the bias of the logits, as in every published Inception score.
+
+    Files for FID alone have no logits, or a single one in their place: then there are no probabilities.
+    """
 
     def unbiased(variables: Params, x: Array) -> Outputs:
         out: Any = model.apply(variables, x)
-        return {**out, "logits": out["logits"] - variables["params"]["fc"]["bias"]}
+        logits = out.pop("logits", None)
+        return {**out, "logits": logits - variables["params"]["fc"]["bias"]} if model.num_classes > 1 else out
 
     model, params, sha256 = _load(name, path)
+    assert isinstance(model, inception.Inception)
     return _photo_net(name, sha256, unbiased, params, inception, resize, side)
 
 
@@ -81,9 +88,15 @@ def _efficientnet(name: str, path: FilePath | None, resize: str, side: int | Non
     return _photo_net(name, sha256, model.apply, params, efficientnet, resize, side)
 
 
+def _dinov2(name: str, path: FilePath | None, resize: str, side: int | None) -> FeatureNet:
+    model, params, sha256 = _load(name, path)
+    return _photo_net(name, sha256, model.apply, params, dinov2, resize, side)
+
+
 NETS: dict[str, Callable[[str, FilePath | None, str, int | None], FeatureNet]] = {
     "inception": _inception,
     "efficientnet_lite0": _efficientnet,
+    "dinov2": _dinov2,
     "digits": _digits,
 }
 SOURCES = {
@@ -91,6 +104,8 @@ SOURCES = {
     "torch is installed, write its state dict: safetensors.torch.save_file(torch.load(name), 'inception.safetensors')",
     "efficientnet_lite0": "get the ImageNet weights of EfficientNet-Lite0, fold each batch norm into the convolution "
     "before it, save HWIO kernels and biases as stem, block0..15.{expand,depthwise,project}, head, fc in one .npz",
+    "dinov2": "get dinov2_vitl14_pretrain (facebookresearch/dinov2; ViT-S and B work too) and, where torch is "
+    "installed, write its state dict: safetensors.torch.save_file(torch.load(name), 'dinov2.safetensors')",
 }
 
 
@@ -121,7 +136,8 @@ def _photo_net(
 def _apply(call: Callable[..., Any], prepare: Callable[[AnyArray], Array]) -> Callable[[Params, AnyArray], Outputs]:
     def apply(params: Params, images: AnyArray) -> Outputs:
         out = call({"params": params}, prepare(images))
-        return {"features": out["features"], "probabilities": jax.nn.softmax(out["logits"])}
+        found = {name: out[name] for name in ("features", "spatial") if name in out}
+        return {**found, "probabilities": jax.nn.softmax(out["logits"])} if "logits" in out else found
 
     return apply
 
@@ -143,23 +159,35 @@ def extract(
     is compiled once. With `sharding` images are sharded along the first axis and weights replicated. Each of several
     processes feeds its own images, the same number of batches, and all get the moments of all.
     """
+    moments: Moments | None = None
+    spatial: Moments | None = None
+    kept: list[dict[str, np.ndarray]] = []
+    for rows in outputs(net, batches, sharding, batch_size=batch_size):
+        moments = update(moments, rows["features"])
+        if "spatial" in rows:
+            spatial = update(spatial, rows.pop("spatial"))
+        kept += [rows] * keep
+    if moments is None:
+        raise ValueError("no images to extract features from: the iterable of batches is empty (or already consumed)")
+    if not keep:
+        return Extracted(moments, spatial=spatial)
+    every = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
+    return Extracted(moments, every["features"], every.get("probabilities"), spatial)
+
+
+def outputs(
+    net: FeatureNet, batches: Iterable[Batch], sharding: NamedSharding | None = None, *, batch_size: int | None = None
+) -> Iterator[dict[str, np.ndarray]]:
+    """All outputs of a network, `batch_size` images at a time; see `extract`."""
     mesh = None if sharding is None else sharding.mesh
     everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     apply = net.apply if everywhere is None else jax.device_put(net.apply, everywhere)
     run = jax.jit(_run, out_shardings=everywhere)
     pieces = _pieces(batches, batch_size, _shards(sharding))
-    moments, kept = None, []
     for out in _delayed(run(apply, *_place(piece, sharding)) for piece in pieces):
         rows = {name: np.asarray(value) for name, value in out.items() if value is not None}
-        rows = {name: value[rows["valid"]] for name, value in rows.items()}
-        moments = update(moments, rows["features"])
-        kept += [rows] * keep
-    if moments is None:
-        raise ValueError("no images to extract features from: the iterable of batches is empty (or already consumed)")
-    if not keep:
-        return Extracted(moments)
-    every = {name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]}
-    return Extracted(moments, every["features"], every.get("probabilities"))
+        valid = rows.pop("valid")
+        yield {name: value[valid] for name, value in rows.items()}
 
 
 def _run(apply: Callable[[Array], Outputs], images: Array, valid: Array) -> Outputs:
@@ -196,11 +224,7 @@ def _pieces(batches: Iterable[Batch], size: int | None, multiple: int) -> Iterat
     """(images, valid) of one shape, whatever the batch sizes; `size` is rounded up to a multiple."""
     shape = None
     for batch in batches:
-        images = np.asarray(batch["image"] if isinstance(batch, Mapping) else batch)
-        if images.ndim != 4 or not len(images):
-            raise ValueError(f"a batch must be images [b, h, w, c] with b > 0, got shape {images.shape}")
-        if images.dtype == np.float64:
-            images = images.astype(np.float32)
+        images = images_of(batch)
         shape = shape or (images.shape[1:], images.dtype)
         if (images.shape[1:], images.dtype) != shape:
             raise ValueError(f"a batch of {images.shape[1:]} {images.dtype} after batches of {shape[0]} {shape[1]}")
@@ -210,6 +234,14 @@ def _pieces(batches: Iterable[Batch], size: int | None, multiple: int) -> Iterat
             missing = size - len(part)
             padding = np.repeat(part[-1:], missing, axis=0)  # an image rather than zeros, which could give NaN
             yield np.concatenate([part, padding]), np.arange(size) < len(part)
+
+
+def images_of(batch: Batch) -> np.ndarray:
+    """The images [b h w c] of a batch, an array or a dict with `image`."""
+    images = np.asarray(batch["image"] if isinstance(batch, Mapping) else batch)
+    if images.ndim != 4 or not len(images):
+        raise ValueError(f"a batch must be images [b, h, w, c] with b > 0, got shape {images.shape}")
+    return images.astype(np.float32) if images.dtype == np.float64 else images
 
 
 def _place(piece: tuple[np.ndarray, np.ndarray], sharding: NamedSharding | None) -> tuple[Array, Array]:

@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import ArrayLike
 
 
@@ -105,33 +106,57 @@ def check_features(features: ArrayLike | Moments, name: str = "features") -> np.
     return x
 
 
-def save_moments(path: str | os.PathLike, moments: Moments) -> None:
-    """Reference statistics as `.npz` with mu, sigma and count; other FID implementations read the first two."""
+def save_moments(
+    path: str | os.PathLike, moments: Moments, *, spatial: Moments | None = None, protocol: str = ""
+) -> None:
+    """Reference statistics as `.npz` with mu, sigma and count; other FID programs read the first two.
+
+    `spatial` moments are added as mu_s and sigma_s, ADM's names; `protocol` says in JSON how they were computed.
+    """
     if Path(path).suffix != ".npz":
         raise ValueError(f"reference statistics are written as .npz, got the name {Path(path).name!r}")
-    np.savez(path, mu=moments.mean, sigma=moments.covariance, count=np.asarray(moments.count))
+    arrays = {"mu": moments.mean, "sigma": moments.covariance, "count": np.asarray(moments.count)}
+    if spatial is not None:
+        arrays |= {"mu_s": spatial.mean, "sigma_s": spatial.covariance}
+    if protocol:
+        arrays["protocol"] = np.asarray(protocol)
+    np.savez(path, allow_pickle=False, **arrays)
 
 
 def load_moments(path: str | os.PathLike, count: int | None = None, *, default_count: int | None = None) -> Moments:
-    """Reference statistics from an `.npz` with mu and sigma.
+    """Reference statistics from an `.npz` with mu and sigma, as EDM, ADM, pytorch-fid and clean-fid write them.
 
     `count` is the number of images, which must agree with that of the file; `default_count` applies if it has none.
     """
+    return load_stats(path, count, default_count=default_count)[0]
+
+
+def load_stats(
+    path: str | os.PathLike, count: int | None = None, *, default_count: int | None = None
+) -> tuple[Moments, Moments | None, str | None]:
+    """As `load_moments`, with moments of spatial features and the protocol of the file, where it has them."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no reference statistics at {path}; tried {Path(path).resolve()}")
     with np.load(path, allow_pickle=False) as arrays:
-        absent = [name for name in ("mu", "sigma") if name not in arrays.files]
-        if absent:
-            raise ValueError(f"{path} has no {' and no '.join(absent)}, only {', '.join(arrays.files)}")
-        mean, covariance = (np.asarray(arrays[name], np.float64) for name in ("mu", "sigma"))
         stored = int(arrays["count"]) if "count" in arrays.files else None
+        protocol = str(arrays["protocol"]) if "protocol" in arrays.files else None
+        if stored is not None and count is not None and stored != count:
+            raise ValueError(f"{path} was computed from {stored} images, but count={count} was given")
+        total = next((n for n in (stored, count, default_count) if n is not None), None)
+        pairs = [("mu", "sigma")] + [("mu_s", "sigma_s")] * ("mu_s" in arrays.files)
+        found = [_moments_in(path, arrays, *names, total) for names in pairs]
+    return found[0], found[1] if len(found) > 1 else None, protocol
+
+
+def _moments_in(path: str | os.PathLike, arrays: NpzFile, mu: str, sigma: str, count: int | None) -> Moments:
+    absent = [name for name in (mu, sigma) if name not in arrays.files]
+    if absent:
+        raise ValueError(f"{path} has no {' and no '.join(absent)}, only {', '.join(arrays.files)}")
+    mean, covariance = (np.asarray(arrays[name], np.float64) for name in (mu, sigma))
     if covariance.shape != 2 * mean.shape or mean.ndim != 1:
-        raise ValueError(f"{path}: mu is {mean.shape} and sigma {covariance.shape}, expected [d] and [d, d]")
+        raise ValueError(f"{path}: {mu} is {mean.shape} and {sigma} {covariance.shape}, expected [d] and [d, d]")
     if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
         raise ValueError(f"{path} contains non-finite numbers; compute the statistics again")
-    if stored is not None and count is not None and stored != count:
-        raise ValueError(f"{path} was computed from {stored} images, but count={count} was given")
-    total = next((n for n in (stored, count, default_count) if n is not None), None)
-    if total is None:
+    if count is None:
         raise ValueError(f"{path} does not store its number of images; pass count=50000, or set eval.reference to it")
-    return Moments(total, mean, covariance * (total - 1))
+    return Moments(count, mean, covariance * (count - 1))

@@ -19,6 +19,10 @@ def inception_score(probabilities: ArrayLike, splits: int = 10) -> tuple[float, 
     p = check_features(probabilities, "probabilities")
     if (p < 0).any() or not np.allclose(p.sum(1), 1, atol=1e-3):
         raise ValueError("probabilities must be non-negative rows that sum to 1; apply a softmax to logits first")
+    if p.shape[1] < 2:
+        raise ValueError(
+            "an Inception score needs the probabilities of several classes, got one: a network without logits has none"
+        )
     if not 1 <= splits <= len(p):
         raise ValueError(f"splits must be between 1 and the number of samples, {len(p)}; got {splits}")
     edges = np.arange(splits + 1) * len(p) // splits

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 import jaxdiff
 from jaxdiff.evaluation.frechet import Moments, frechet_distance, moments_of
+from jaxdiff.evaluation.kid import kid
 from jaxdiff.evaluation.metrics import inception_score
 from jaxdiff.evaluation.prdc import prdc
 
@@ -51,19 +52,26 @@ def metric_name(feature_net: str) -> str:
     return "fid" if feature_net == "inception" else f"frechet_{feature_net}"
 
 
+def _kid_name(feature_net: str) -> str:
+    """'kid' for the FID Inception alone."""
+    return "kid" if feature_net == "inception" else f"kernel_{feature_net}"
+
+
 def evaluate_features(
     samples: ArrayLike | Moments,
     reference: ArrayLike | Moments,
     protocol: Protocol,
     *,
     probabilities: ArrayLike | None = None,
+    spatial: tuple[Moments, Moments] | None = None,
     k: int = 5,
     splits: int = 10,
 ) -> Record:
     """All metrics that the features allow, by name, with the protocol: one record for `write`.
 
     `samples` and `reference` are feature arrays [n, d] or Moments. With Moments on either side there is only the
-    Fréchet distance; with `probabilities` [n, classes] of the samples there is an Inception score too.
+    Fréchet distance. `probabilities` [n, classes] of the samples add an Inception score, `spatial` moments of both sets
+    sFID.
     """
     moments, wanted = moments_of(samples), moments_of(reference)
     _check_count("samples", protocol.samples, moments.count)
@@ -71,6 +79,11 @@ def evaluate_features(
     record: Record = {metric_name(protocol.feature_net): frechet_distance(moments, wanted)}
     if not isinstance(samples, Moments) and not isinstance(reference, Moments):
         record |= {**prdc(reference, samples, k), "prdc_k": k}
+        mean, std = kid(samples, reference)
+        name = _kid_name(protocol.feature_net)
+        record |= {name: mean, f"{name}_std": std}
+    if spatial is not None:
+        record["sfid"] = frechet_distance(*spatial)
     if probabilities is not None:
         _check_count("samples", protocol.samples, np.shape(probabilities)[0])
         name = f"classifier_score_{protocol.feature_net}"

@@ -155,7 +155,11 @@ class Mixed7(nn.Module):
 
 
 class Inception(nn.Module):
-    """Preprocessed images to {"features": [b, 2048], "logits": [b, num_classes]}."""
+    """Preprocessed images to {"features": [b, 2048], "spatial": [b, 2023], "logits": [b, num_classes]}.
+
+    `spatial` is what sFID is computed in (Nash et al. 2021, in ADM's form): 7 channels of Mixed_6d at every position,
+    17 x 17 of them for images of 299. Without classes there are no logits.
+    """
 
     num_classes: int = 1008
 
@@ -173,7 +177,12 @@ class Inception(nn.Module):
         x = Mixed6a(name="Mixed_6a")(x)
         for letter, width in zip("bcde", (128, 160, 160, 192), strict=True):
             x = Mixed6(width, name=f"Mixed_6{letter}")(x)
+            if letter == "d":
+                spatial = x[..., :7].reshape(len(x), -1)
         x = Mixed7a(name="Mixed_7a")(x)
         x = Mixed7(maximum=False, name="Mixed_7b")(x)
         features = Mixed7(maximum=True, name="Mixed_7c")(x).mean((1, 2))
-        return {"features": features, "logits": nn.Dense(self.num_classes, precision=FULL, name="fc")(features)}
+        out = {"features": features, "spatial": spatial}
+        if self.num_classes:
+            out["logits"] = nn.Dense(self.num_classes, precision=FULL, name="fc")(features)
+        return out

@@ -1,7 +1,7 @@
 """Resizing for feature networks. FID depends on the kind of resizing, so it is always named explicitly.
 
     bilinear    half-pixel centres, no antialiasing: torch's interpolate(align_corners=False), as in pytorch-fid
-    clean       antialiased bicubic (a = -1/2): Pillow's BICUBIC on float channels, as in clean-fid
+    clean       antialiased bicubic (a = -1/2): Pillow's BICUBIC on float channels, overshoot clipped, as in clean-fid
     tensorflow  bilinear with pixel i at i * in / out, no antialiasing: TF 1, as in the original FID, ADM and EDM
 
 Each is one matrix for the rows and one for the columns.
@@ -43,11 +43,12 @@ def as_rgb(images: ArrayLike) -> Float[Array, "b h w 3"]:
 
 
 def resize(images: Float[Array, "b h w c"], side: int, kind: str) -> Float[Array, "b {side} {side} c"]:
-    """Images [b side side c]; images that already have that size are returned unchanged."""
+    """Images [b side side c] of pixels in [-1, 1]; images that already have that size are returned unchanged."""
     rows, columns = (jnp.asarray(weights(size, side, kind), images.dtype) for size in images.shape[1:3])
     if images.shape[1:3] == (side, side):
         return images
-    return jnp.einsum("ih,jw,bhwc->bijc", rows, columns, images, precision=jax.lax.Precision.HIGHEST)
+    out = jnp.einsum("ih,jw,bhwc->bijc", rows, columns, images, precision=jax.lax.Precision.HIGHEST)
+    return out.clip(-1, 1) if kind == "clean" else out  # bicubic overshoots; bilinear means do not
 
 
 def weights(size: int, out: int, kind: str) -> np.ndarray:

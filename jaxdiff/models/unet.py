@@ -250,7 +250,7 @@ class UNet(nn.Module):
         if style.embedding == "fourier":
             frequencies = self.param(name, nn.initializers.normal(self.fourier_scale), (self.width,))
             angles = noise_label[:, None] * 2 * jnp.pi * jax.lax.stop_gradient(frequencies)
-            return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
+            return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
         swapped = style.embedding == "sincos"
         e = embeddings.sinusoid(noise_label, self.width, endpoint=swapped)
         return jnp.roll(e, self.width // 2, axis=-1) if swapped else e

@@ -15,8 +15,10 @@ from ml_collections import ConfigDict
 from jaxdiff import evaluation
 from jaxdiff.data import Dataset
 from jaxdiff.errors import choose
-from jaxdiff.evaluation import Moments, Protocol, clip
+from jaxdiff.evaluation import Protocol, clip
 from jaxdiff.evaluation.features import Extracted, FeatureNet
+from jaxdiff.evaluation.presets import resolved
+from jaxdiff.training import reference as references
 from jaxdiff.training import subset
 from jaxdiff.training.build import IMAGELESS, Run, reference_data
 from jaxdiff.training.sampling import Sampler, Samples, all_captions, captions_of, from_dataset, joined
@@ -27,7 +29,8 @@ SLICED, PIXELS = "sliced_wasserstein", "pixels"
 
 def main_metric(config: ConfigDict) -> str:
     """The name of the metric that ranks evaluations."""
-    return evaluation.metric_name(config.eval.net) if config.eval.net else SLICED
+    net = resolved(config.eval).net
+    return evaluation.metric_name(net) if net else SLICED
 
 
 def eval_sampler(run: Run, mesh: Mesh) -> Sampler:
@@ -84,10 +87,10 @@ def evaluate(
     data. With `repeats`, metrics are means over samples of the seeds eval.seed, eval.seed + 1, ..., `spread` has their
     standard deviations and `repeats` each measurement.
     """
-    c = run.config.eval
+    c = resolved(run.config.eval)
     if repeats < 1 or (repeats > 1 and samples is not None):
         raise ValueError(f"repeats is a number of sets of fresh samples, at least 1, got {repeats}")
-    judge = Judge(run, reference_stats)  # reads all it needs before anything is sampled
+    judge = Judge(run, mesh, reference_stats or c.reference_stats)  # reads all it needs before anything is sampled
     if samples is not None:
         return judge(samples, c.seed)
     sampler = sampler or eval_sampler(run, mesh)
@@ -113,20 +116,20 @@ def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 class Judge:
     """Measures samples: `judge((images, labels), seed)` is a record. Networks are loaded when it is made."""
 
-    def __init__(self, run: Run, reference_stats: str = "") -> None:
-        c = run.config.eval
-        self.run, self.reference_stats = run, reference_stats
+    def __init__(self, run: Run, mesh: Mesh, reference_stats: str) -> None:
+        self.options = resolved(run.config.eval)
+        self.run, self.mesh, self.reference_stats = run, mesh, reference_stats
         self.reference = _reference(run, reference_stats)
         self.score = _clip_score(run)
-        self.net = evaluation.feature_net(c.net, c.weights or None) if c.net else None
+        self.net = references.network(run.config) if self.options.net else None
 
     @cached_property
     def found(self) -> Extracted:
         """Features of the reference, or their moments alone."""
         assert self.net is not None
-        if isinstance(self.reference, Moments):
-            return Extracted(self.reference)
-        return reference_features(self.run, self.net)
+        if isinstance(self.reference, Extracted):
+            return self.reference
+        return reference_features(self.run, self.net, self.mesh)
 
     def __call__(self, samples: Samples, seed: int) -> dict[str, Any]:
         run, net = self.run, self.net
@@ -137,7 +140,12 @@ class Judge:
         fake = evaluation.extract(net, _chunks(evaluation.to_uint8(images)), batch_size=256, keep=True)
         how = self._protocol(len(images), seed)
         real = self.found.moments if self.found.features is None else self.found.features
-        record = evaluation.evaluate_features(fake.features, real, how, probabilities=fake.probabilities)
+        spatial = None
+        if self.options.sfid and fake.spatial and self.found.spatial:
+            spatial = fake.spatial, self.found.spatial
+        record = evaluation.evaluate_features(
+            fake.features, real, how, probabilities=fake.probabilities, spatial=spatial, k=self.options.neighbours
+        )
         classes = run.data.num_classes
         if labels is not None and fake.probabilities is not None and fake.probabilities.shape[1] == classes:
             record["accuracy"] = float((fake.probabilities.argmax(1) == labels).mean())
@@ -179,15 +187,15 @@ def _pixel_record(run: Run, images: np.ndarray, seed: int) -> dict[str, Any]:
     return {**_pixel_distance(images, real), "protocol": dataclasses.asdict(how)}
 
 
-def _reference(run: Run, reference_stats: str) -> Dataset | Moments:
+def _reference(run: Run, reference_stats: str) -> Dataset | Extracted:
     """What samples are compared with: stored moments, or the run's data."""
     c = run.config
     if reference_stats:
-        if not c.eval.net:
+        if not resolved(c.eval).net:
             raise ValueError(
                 "--reference_stats contains feature moments: set eval.net to the network they were computed with"
             )
-        return evaluation.load_moments(reference_stats, default_count=c.eval.reference or None)
+        return references.read_stats(reference_stats, c)
     if c.data.source in IMAGELESS:
         raise ValueError(
             f"data.source={c.data.source!r} has no images to compare samples with; use the dataset's config, or pass "
@@ -201,24 +209,30 @@ def _reference(run: Run, reference_stats: str) -> Dataset | Moments:
     return run.data
 
 
-def reference_features(run: Run, net: FeatureNet) -> Extracted:
+def reference_features(run: Run, net: FeatureNet, mesh: Mesh | None = None, *, keep: bool = True) -> Extracted:
     """Features of the dataset's images, or of eval.reference of them; not flipped, 8 bits like samples."""
     data = reference_data(run.config)
     decode = run.decode or (lambda images: images)
-    found = subset.images(data, subset.chosen(data.size, run.config.eval.reference))
+    indices = subset.chosen(data.size, run.config.eval.reference)
+    found = (
+        images
+        for start, stop in references.shares(len(indices), mesh)
+        for images in subset.images(data, indices[start:stop])
+    )
     batches = (evaluation.to_uint8(decode(images)) for images in found)
-    return evaluation.extract(net, batches, batch_size=256, keep=True)
+    return references.features(run.config, net, batches, mesh, keep=keep)
 
 
-def save_reference_stats(run: Run, path: str) -> int:
-    """Write the feature moments of the run's data; returns the number of images."""
-    c = run.config.eval
-    if not c.net:
+def save_reference_stats(run: Run, path: str, mesh: Mesh | None = None) -> int:
+    """Write the feature moments of the run's data, with their protocol; returns the number of images."""
+    if not resolved(run.config.eval).net:
         raise ValueError("reference statistics are moments of features: set eval.net to a feature network")
-    features = reference_features(run, evaluation.feature_net(c.net, c.weights or None)).features
-    moments = evaluation.moments_of(np.asarray(features))
-    evaluation.save_moments(path, moments)
-    return moments.count
+    net = references.network(run.config)
+    found = reference_features(run, net, mesh, keep=False)
+    count = found.moments.count
+    how = _without_samples(protocol(run, net, count, count, run.config.eval.seed), _part_of(run, count))
+    references.write_stats(path, found, how)
+    return count
 
 
 def _captioned(
@@ -236,7 +250,7 @@ def _captioned(
         wanted = captions_of(data, len(images), labels)
     found = dict(judge(images, wanted)) if judge and wanted else {}
     if score:
-        if run.decode and not run.config.eval.net:
+        if run.decode and not resolved(run.config.eval).net:
             images = run.decode(images)
         found[f"clip_{run.config.eval.clip_formula}"] = score(images, wanted)
     return found
@@ -261,22 +275,26 @@ def _clip_score(run: Run) -> Callable[[np.ndarray, Sequence[str]], float] | None
 
 def compare_halves(run: Run) -> dict[str, Any]:
     """Evaluate one half of the data against the other: the score of perfect samples."""
-    c, dataset = run.config.eval, reference_data(run.config)
+    c, dataset = resolved(run.config.eval), reference_data(run.config)
     half = min(dataset.size // 2, c.samples)
     order = subset.permuted(dataset.size)
     halves = [np.sort(order[half * i : half * (i + 1)]) for i in (0, 1)]
-    net = evaluation.feature_net(c.net, c.weights or None) if c.net else None
-    how = protocol(run, net, half, half, c.seed)
-    how = dataclasses.replace(
-        how, solver=None, steps=None, nfe=None, guidance=None, seed=None, ema=None, notes="random halves of the data"
-    )
+    net = references.network(run.config) if c.net else None
+    how = _without_samples(protocol(run, net, half, half, c.seed), "random halves of the data")
     data = [np.concatenate(list(subset.images(dataset, indices))) for indices in halves]
     if net is None:
         return {**_pixel_distance(*data), "protocol": dataclasses.asdict(how)}
     if run.decode:
         data = [run.decode(images) for images in data]
     fake, real = (evaluation.extract(net, _chunks(evaluation.to_uint8(a)), batch_size=256, keep=True) for a in data)
-    return evaluation.evaluate_features(fake.features, real.features, how, probabilities=fake.probabilities)
+    return evaluation.evaluate_features(
+        fake.features, real.features, how, probabilities=fake.probabilities, k=c.neighbours
+    )
+
+
+def _without_samples(how: Protocol, notes: str) -> Protocol:
+    """The protocol of a measurement of data alone."""
+    return dataclasses.replace(how, solver=None, steps=None, nfe=None, guidance=None, seed=None, ema=None, notes=notes)
 
 
 def _pixel_distance(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from jaxdiff.models.stacks import stack_blocks, unstack_blocks
 from jaxdiff.trees import Params
 from jaxdiff.weights import (
     clip,
+    dinov2,
     dit,
     edm,
     efficientnet,
@@ -55,6 +56,7 @@ KINDS: dict[str, Kind] = {
     "t5": t5.KIND,
     "inception": inception.KIND,
     "efficientnet_lite0": efficientnet.KIND,
+    "dinov2": dinov2.KIND,
     "lpips": lpips.KIND,
 }
 

@@ -14,13 +14,14 @@ NORM = {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "runni
 
 
 def infer(arrays: Arrays) -> Fields:
-    """The number of logits; everything else about this network is fixed."""
+    """The number of logits, 0 in files without `fc`; everything else about this network is fixed."""
     if any(name.startswith("AuxLogits.") for name in arrays):
         raise names.WeightsError(
             "these are torchvision's own ImageNet weights (they have AuxLogits); FID is defined by the weights of "
             "2015-12-05, which pytorch-fid distributes as pt_inception-2015-12-05"
         )
-    return {"num_classes": shape_of("inception", arrays, "fc.weight")[0]}
+    shape_of("inception", arrays, "Conv2d_1a_3x3.conv.weight")
+    return {"num_classes": arrays["fc.weight"].shape[0] if "fc.weight" in arrays else 0}
 
 
 def entries(model: Inception, abstract: Params) -> list[Entry]:

@@ -37,6 +37,8 @@ def test_score_errors():
         inception_score(np.ones((20, 3)))
     with pytest.raises(ValueError, match="softmax"):
         inception_score(np.tile([1.5, -0.5], (20, 1)))
+    with pytest.raises(ValueError, match="several classes, got one"):
+        inception_score(np.ones((20, 1)))  # a network without logits; not a score of 1
     with pytest.raises(ValueError, match="4; got 10"):
         inception_score(np.eye(4))
 

@@ -15,6 +15,7 @@ from jaxdiff.evaluation import (
     frechet_distance,
     from_uint8,
     inception_score,
+    kid,
     metric_name,
     prdc,
     to_uint8,
@@ -42,7 +43,17 @@ def test_a_record_holds_every_metric_and_the_protocol():
     assert stated == dataclasses.asdict(protocol())
     mean, std = inception_score(p, 4)
     score = {"classifier_score_digits": mean, "classifier_score_digits_std": std, "score_splits": 4}
-    assert record == {"frechet_digits": frechet_distance(FAKE, REAL), **prdc(REAL, FAKE, 3), "prdc_k": 3, **score}
+    kernel = {"kernel_digits": kid(FAKE, REAL)[0], "kernel_digits_std": 0.0}
+    distance = {"frechet_digits": frechet_distance(FAKE, REAL)}
+    assert record == {**distance, **prdc(REAL, FAKE, 3), "prdc_k": 3, **kernel, **score}
+
+
+def test_spatial_moments_make_an_sfid_and_names_are_those_of_the_papers():
+    spatial = moments_of(FAKE[:, :2]), moments_of(REAL[:, :2])
+    record = evaluate_features(FAKE, REAL, protocol(feature_net="inception"), spatial=spatial)
+    assert record["sfid"] == frechet_distance(*spatial)
+    assert {"fid", "kid", "kid_std"} < set(record)
+    assert "inception_score" not in record  # without probabilities
 
 
 def test_moments_give_the_distance_alone():

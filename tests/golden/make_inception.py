@@ -148,6 +148,8 @@ def main() -> None:
             x = layer(x)
             if name.startswith("Mixed"):
                 arrays[f"mean/{name}"] = x.mean((2, 3)).numpy()[:, ::8]
+            if name == "Mixed_6d":  # TensorFlow's mixed_6, whose first branch is mixed_6/conv
+                arrays["spatial"] = x[:, :7].permute(0, 2, 3, 1).flatten(1).numpy()
     names, shapes = zip(*((name, str(tuple(value.shape))) for name, value in sorted(state.items())), strict=True)
     big, small = (
         F.interpolate(torch.from_numpy(pixels).permute(0, 3, 1, 2).float(), size=(side, side), mode="bilinear")

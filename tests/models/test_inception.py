@@ -70,10 +70,24 @@ def test_strict():
         weights.load(wrong, "inception")
     for part in ("1 missing (Mixed_5b.branch_pool.bn.running_var)", "Mixed_7d", "fc.bias is (7,), expected (1008,)"):
         assert part in str(error.value)
-    with pytest.raises(weights.WeightsError, match=r"no 'fc\.weight'"):
+    with pytest.raises(weights.WeightsError, match=r"no 'Conv2d_1a_3x3\.conv\.weight'"):
         weights.load({"x": np.zeros(1)}, "inception")
     with pytest.raises(weights.WeightsError, match="2015-12-05"):
         weights.load({**arrays, "AuxLogits.fc.weight": np.zeros((1000, 768))}, "inception")
+
+
+@pytest.mark.parametrize("classes", [0, 1])
+def test_files_for_fid_alone_have_features_and_no_probabilities(classes, arrays, tmp_path):
+    """Without `fc`, or with a single logit in its place."""
+    features = {name: value for name, value in arrays.items() if not name.startswith("fc.")}
+    stub = {"fc.weight": np.zeros((1, 2048), np.float16), "fc.bias": np.zeros(1, np.float32)} if classes else {}
+    model, params = weights.load({**features, **stub}, "inception")
+    assert model.num_classes == classes
+    assert weights.save(model, params, "inception").keys() == {**features, **stub}.keys()
+    np.savez(tmp_path / "fid.npz", **features, **stub)
+    net = feature_net("inception", tmp_path / "fid.npz", side=139)
+    out = jax.eval_shape(net.apply, GOLDEN["images"])
+    assert {name: value.shape for name, value in out.items()} == {"features": (2, 2048), "spatial": (2, 343)}
 
 
 def test_it_is_not_a_denoiser():

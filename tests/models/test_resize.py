@@ -20,10 +20,14 @@ def test_bilinear_is_torchs(side):
 
 
 @pytest.mark.parametrize("side", [61, 17])
-def test_clean_is_pillows_bicubic_on_floats(side):
-    channels = [Image.fromarray(IMAGES[0, :, :, c].astype(np.float32)) for c in range(3)]
-    theirs = np.stack([np.asarray(c.resize((side, side), Image.Resampling.BICUBIC)) for c in channels], axis=-1)
-    np.testing.assert_allclose(resize(jnp.asarray(IMAGES, jnp.float32), side, "clean")[0], theirs, atol=2e-4, rtol=0)
+@pytest.mark.parametrize("contrast", [False, True])  # edges between 0 and 255 overshoot
+def test_clean_is_pillows_bicubic_on_floats_clipped_to_eight_bits(side, contrast):
+    pixels = np.where(IMAGES > 127, 255, 0) if contrast else IMAGES
+    channels = [Image.fromarray(pixels[0, :, :, c].astype(np.float32)) for c in range(3)]
+    plain = np.stack([np.asarray(c.resize((side, side), Image.Resampling.BICUBIC)) for c in channels], axis=-1)
+    assert (np.abs(plain - 127.5).max() > 130) == contrast
+    ours = resize(as_float(pixels.astype(np.uint8)), side, "clean")[0]
+    np.testing.assert_allclose(ours * 127.5 + 127.5, plain.clip(0, 255), atol=2e-4, rtol=0)
 
 
 def test_tensorflow_puts_pixels_at_multiples_of_the_ratio():

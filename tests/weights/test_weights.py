@@ -22,8 +22,8 @@ def load_arrays(path):
 
 
 def edm_case(name):
-    """As `load_arrays`: seeded weights under EDM's names, with inputs and outputs of EDM's own networks in PyTorch."""
-    golden = np.load(GOLDEN / "edm.npz")
+    """As `load_arrays`: seeded weights under EDM's names, with inputs and outputs of EDM's networks in PyTorch."""
+    golden = np.load(GOLDEN / ("edm_ncsnpp.npz" if "ncsnpp" in name else "edm.npz"))
     case = {key.removeprefix(f"{name}/"): golden[key] for key in golden.files if key.startswith(f"{name}/")}
     return seeded["weights"](case["weights"]), case
 
@@ -37,6 +37,7 @@ def nhwc(x):
     [
         ("edm_ddpmpp_tiny", {"style": "ddpmpp", "resolution": 16, "width": 16, "channel_mult": (1, 2), "blocks": 2, "attention": (8,), "num_classes": 0, "augment_dim": 9}),
         ("edm_ddpmpp_cond_tiny", {"style": "ddpmpp", "channel_mult": (1, 2, 2), "blocks": 1, "attention": (8, 4), "num_classes": 10}),
+        ("edm_ncsnpp_tiny", {"style": "ncsnpp", "resolution": 16, "width": 16, "channel_mult": (1, 2), "blocks": 1, "attention": (8,), "num_classes": 0}),
         ("edm_adm_cond_tiny", {"style": "adm", "resolution": 16, "width": 32, "channel_mult": (1, 2), "blocks": 1, "attention": (8,), "num_classes": 10}),
     ],
 )  # fmt: skip
@@ -109,7 +110,13 @@ def test_round_trip_through_files_gives_back_every_array_and_the_same_model(kind
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("edm_ddpmpp_tiny", "edm"), ("edm_ddpmpp_cond_tiny", "edm"), ("edm_adm_cond_tiny", "edm"), ("dit_tiny", "dit")],
+    [
+        ("edm_ddpmpp_tiny", "edm"),
+        ("edm_ddpmpp_cond_tiny", "edm"),
+        ("edm_ncsnpp_tiny", "edm"),
+        ("edm_adm_cond_tiny", "edm"),
+        ("dit_tiny", "dit"),
+    ],
 )
 def test_public_files_round_trip(name, kind):
     arrays, _ = edm_case(name) if kind == "edm" else load_arrays(GOLDEN / f"{name}.npz")

@@ -53,10 +53,10 @@ STORED = {
     "t2i512_mmdit": ((64, 64, 4), 0),
 }
 PATHS = ("folder",)  # configs whose argument is a path, so that any is allowed
-# published parameter counts: EDM's without its augmentation input of 9 x 128
+# published parameter counts
 PARAMETERS = {
-    ("cifar10", ""): 55_733_891 - 9 * 128,
-    ("cifar10", "cond"): 55_735_299 - 9 * 128,
+    ("cifar10", ""): 55_733_891,
+    ("cifar10", "cond"): 55_735_299,
     ("imagenet64", ""): 295_899_267,
     ("imagenet256_dit", ""): 674_834_720,
     ("imagenet256_dit", "S"): 32_865_056,

@@ -137,8 +137,8 @@ def load_data(config: ConfigDict) -> Dataset:
 
 
 def reference_data(config: ConfigDict) -> Dataset:
-    """The data as evaluation uses them: in stored order, not flipped."""
-    options = {**plain(config.data.options), "shuffle": False, "flip": False}
+    """The data as evaluation uses them: in stored order, not flipped or augmented."""
+    options = {**plain(config.data.options), "shuffle": False, "flip": False, "augment": 0.0}
     return load(config.data.source, seed=config.seed, **options)
 
 

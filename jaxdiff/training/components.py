@@ -56,7 +56,7 @@ def convention_of(config: ConfigDict) -> Convention:
 
 
 def model_of(config: ConfigDict, data: DataSpec, convention: Convention) -> nn.Module:
-    """The network; channels, classes and text width follow the data unless the config sets them."""
+    """The network; channels, classes, text and augmentation width follow the data unless the config sets them."""
     kind = pick(models.MODELS, config.model.name, "model")
     known = kind.__dataclass_fields__
     fields = plain(config.model.fields)
@@ -65,6 +65,8 @@ def model_of(config: ConfigDict, data: DataSpec, convention: Convention) -> nn.M
     dtype = pick(models.DTYPES, config.model.dtype, "model.dtype")
     follow: dict[str, Any] = {"channels": data.shape[-1], "dtype": dtype}
     follow |= _semantic_fields(data, known, fields)
+    if "augment" in data.signals:
+        follow["augment_dim"] = data.signals["augment"].shape[0]
     if "remat" in fields:
         raise ValueError(f"rematerialisation is set by model.remat, not by model.fields.remat={fields['remat']!r}")
     if config.model.remat:
@@ -78,6 +80,12 @@ def model_of(config: ConfigDict, data: DataSpec, convention: Convention) -> nn.M
         raise ValueError(
             f"the model takes {model.channels} channels, {data.name} has examples of shape {data.shape}; "
             "omit model.fields.channels to follow the data"
+        )
+    if "augment" in data.signals and not getattr(model, "augment_dim", 0):
+        raise ValueError(
+            f"{data.name} is augmented, but this {config.model.name} is not conditioned on the augmentation, which "
+            "would show in its samples; use model.name='unet' and leave model.fields.augment_dim out, or set "
+            "data.options.augment=0"
         )
     return model
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jaxdiff
-from jaxdiff.cli import complete, configs, evaluate, features, plan, sample, train
+from jaxdiff.cli import complete, configs, ema, evaluate, features, plan, sample, train
 from jaxdiff.cli.flags import Arguments, Command, Flag, UsageError, check_local, describe, parse
 from jaxdiff.errors import nearest, raised_on_purpose
 
@@ -106,6 +106,7 @@ COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
     "sample": sample.COMMAND,
     "evaluate": evaluate.COMMAND,
+    "ema": ema.COMMAND,
     **features.COMMANDS,
     "plan": plan.COMMAND,
     "configs": Command("List the installed configs, what they train and the arguments they take.", _configs),

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from jaxdiff.data import Dataset, DataSpec, spec
 from jaxdiff.denoisers import Denoiser
 from jaxdiff.methods import TrainState
-from jaxdiff.training import components, export, parameters, state
+from jaxdiff.training import autoguidance, components, export, parameters, snapshots, state
 from jaxdiff.training.build import Run, build, check_sampling, load_data
 from jaxdiff.training.sampling import Sampler, Texts, from_prompts, mesh_of
 from jaxdiff.training.sharding import Devices, state_shardings, with_shardings
@@ -33,7 +33,17 @@ def load(workdir: str | os.PathLike, config: ConfigDict | None = None, devices: 
     trained = export.read_config(folder)
     config = trained if config is None else config
     check_sampling(config, trained)
-    return SavedRun(folder, build(config, data_of(folder, config)), mesh_of(config, devices))
+    return opened(folder, config, data_of(folder, config), mesh_of(config, devices))
+
+
+def opened(folder: Path, config: ConfigDict, data: DataSpec, mesh: Mesh) -> SavedRun:
+    """The run of `config` with the parameters in `folder`, guided by the network of `sample.weak` if there is one."""
+    run = build(config, data)
+    if not config.sample.weak:
+        return SavedRun(folder, run, mesh)
+    source = Path(config.sample.weak).expanduser()
+    weak = SavedRun(source, autoguidance.weak_run(source, run, data), mesh)
+    return SavedRun(folder, autoguidance.guided_run(run, weak.run), mesh, weak)
 
 
 def data_of(workdir: Path, config: ConfigDict) -> DataSpec:
@@ -44,8 +54,8 @@ def data_of(workdir: Path, config: ConfigDict) -> DataSpec:
 class SavedRun:
     """A trained run: its config, network and parameters, and how to sample it."""
 
-    def __init__(self, workdir: Path, run: Run, mesh: Mesh) -> None:
-        self.workdir, self.run, self.mesh = workdir, run, mesh
+    def __init__(self, workdir: Path, run: Run, mesh: Mesh, weak: SavedRun | None = None) -> None:
+        self.workdir, self.run, self.mesh, self.weak = workdir, run, mesh, weak
 
     @property
     def config(self) -> ConfigDict:
@@ -59,11 +69,31 @@ class SavedRun:
 
     @cached_property
     def params(self) -> Params:
-        """The exported parameters, sharded by the run's rules on this mesh."""
+        """The exported parameters, or the average of `sample.average`, sharded by the run's rules on this mesh.
+
+        With a weaker network they are {"main": ..., "weak": ...}.
+        """
+        return self.read(self._source())
+
+    def _source(self) -> Path:
+        width = self.config.sample.average
+        if not width or not self.workdir.is_dir():
+            return self.workdir
+        path = snapshots.combined_path(self.workdir, width)
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"no average of width {width:g} at {path}; make it with: jaxdiff ema --workdir={self.workdir} "
+                f"--widths={width:g}"
+            )
+        return path
+
+    def read(self, source: Path) -> Params:
+        """The parameters in a workdir or exported file, as `params` has them."""
         shapes = parameters.shapes_of(self.run.model, self.run.conditions, self.run.data.shape)
         declared = with_shardings(shapes, state_shardings(shapes, self.mesh, self.config.mesh.min_size))
-        loaded = parameters.read(self.workdir, "run", self.run.model)
-        return parameters.place(parameters.fitted(loaded, shapes), declared)
+        loaded = parameters.read(source, "run", self.run.model)
+        own = parameters.place(parameters.fitted(loaded, shapes), declared)
+        return own if self.weak is None else {"main": own, "weak": self.weak.params}
 
     @property
     def denoiser(self) -> Denoiser:
@@ -78,12 +108,12 @@ class SavedRun:
         """The same run with its data loaded, for evaluation against them."""
         if isinstance(self.run.data, Dataset):
             return self
-        return SavedRun(self.workdir, build(self.config, load_data(self.config)), self.mesh)
+        return opened(self.workdir, self.config, load_data(self.config), self.mesh)
 
     def with_nfe(self, nfe: int) -> SavedRun:
         """The same run with as many timestamps as `nfe` network evaluations per trajectory allow."""
         config = components.with_nfe(self.config, nfe)
-        changed = SavedRun(self.workdir, build(config, self.run.data), self.mesh)
+        changed = opened(self.workdir, config, self.run.data, self.mesh)
         changed.__dict__["params"] = self.params
         return changed
 

@@ -12,9 +12,10 @@ from jax import Array
 
 from jaxdiff.denoisers import Cond, Network
 from jaxdiff.errors import choose, pick
-from jaxdiff.models import clip, conditioning, dit, latent_unet, mdt, mmdit, pixart, stacks, t5, unet, vae
+from jaxdiff.models import clip, conditioning, dit, edm2, latent_unet, mdt, mmdit, pixart, stacks, t5, unet, vae
 from jaxdiff.models.clip import CLIPText, CLIPVision
 from jaxdiff.models.dit import DiT
+from jaxdiff.models.edm2 import EDM2
 from jaxdiff.models.efficientnet import EfficientNetLite0
 from jaxdiff.models.inception import Inception
 from jaxdiff.models.latent_unet import LatentUNet
@@ -32,6 +33,7 @@ from jaxdiff.trees import Params
 DTYPES: dict[str, Dtype] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}  # of network compute
 MODELS: dict[str, type[nn.Module]] = {
     "unet": UNet,
+    "edm2": EDM2,
     "dit": DiT,
     "mmdit": MMDiT,
     "mlp": MLP,
@@ -42,6 +44,7 @@ MODELS: dict[str, type[nn.Module]] = {
 
 __all__ = [
     "DTYPES",
+    "EDM2",
     "LPIPS",
     "MDT",
     "MLP",
@@ -64,6 +67,7 @@ __all__ = [
     "clip",
     "conditioning",
     "dit",
+    "edm2",
     "latent_unet",
     "mdt",
     "mmdit",

@@ -109,7 +109,7 @@ def build(config: ConfigDict, data: DataSpec) -> Run:
     takes_teacher = entry.teacher(options)
     parts = Parts(
         model=model,
-        optimizers=components.optimizers_of(config),
+        optimizers=components.optimizers_of(config, model),
         convention=convention,
         conditions=conditions,
         sampling=components.sampling_of(config, convention, solver, None if config.sample.weak else null, control_null),

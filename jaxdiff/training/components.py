@@ -21,6 +21,7 @@ from jaxdiff.denoisers import Denoiser
 from jaxdiff.errors import check_ratio, choose, pick
 from jaxdiff.methods import Optimizers, Sampling, averaging
 from jaxdiff.methods.averaging import Decay
+from jaxdiff.methods.method import forced
 from jaxdiff.training import optim
 
 
@@ -178,8 +179,11 @@ def sampling_of(
     return Sampling(solve, grid, c.timestamps, c.afs, c.guidance, c.sigma_max)
 
 
-def optimizers_of(config: ConfigDict) -> Optimizers:
-    """The optimizer with its schedule, and the same with constant rates and the schedule as a factor."""
+def optimizers_of(config: ConfigDict, model: nn.Module) -> Optimizers:
+    """The optimizer with its schedule, and the same with constant rates and the schedule as a factor.
+
+    Networks that keep their weights normalized (`model.force`) get optimizers that do so.
+    """
     c, size = config.optim, config.data.batch_size
     schedule = {"warmup_images": c.warmup_images, "decay": c.decay, "decay_images": c.decay_images}
     options = plain(c.options)
@@ -189,4 +193,6 @@ def optimizers_of(config: ConfigDict) -> Optimizers:
         return optim.make(c.name, rate, size, clip=c.clip, options=options)
 
     scheduled = optim.make(c.name, c.learning_rate, size, clip=c.clip, **schedule, options=options)
-    return Optimizers(scheduled, constant, optim.schedule(1.0, size, **schedule))
+    made = Optimizers(scheduled, constant, optim.schedule(1.0, size, **schedule))
+    force = getattr(model, "force", None)
+    return made if force is None else forced(made, force)

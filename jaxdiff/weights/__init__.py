@@ -23,6 +23,7 @@ from jaxdiff.weights import (
     clip,
     dit,
     edm,
+    edm2,
     efficientnet,
     files,
     inception,
@@ -41,6 +42,7 @@ from jaxdiff.weights.names import Kind, WeightsError
 
 KINDS: dict[str, Kind] = {
     "edm": edm.KIND,
+    "edm2": edm2.KIND,
     "dit": dit.KIND,
     "mdt": mdt.KIND,
     "pixart": pixart.KIND,

@@ -25,7 +25,7 @@ from flax.typing import Dtype
 from jaxtyping import Array, Float
 
 from jaxdiff.models import convolution
-from jaxdiff.trees import Params, Path
+from jaxdiff.trees import Params, Path, path_name
 
 EPSILON = 1e-4
 OUTPUT_AXES = {"qkv": 3}  # of the kernels of a layer with this name: roles, heads and channels; others have one
@@ -67,10 +67,10 @@ def force(params: Params) -> Params:
     """The parameters with every kernel replaced by its normalized form."""
 
     def normalized(path: Path, leaf: Array) -> Array:
-        names = [str(getattr(part, "key", part)) for part in path]
-        if names[-1] != "kernel":
+        *_, layer, kind = ("", *path_name(path).split("/"))
+        if kind != "kernel":
             return leaf
-        return normalize(leaf, tuple(range(leaf.ndim - OUTPUT_AXES.get(names[-2], 1))))
+        return normalize(leaf, tuple(range(leaf.ndim - OUTPUT_AXES.get(layer, 1))))
 
     return jax.tree_util.tree_map_with_path(normalized, params)
 

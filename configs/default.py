@@ -35,7 +35,7 @@ def _problem(c: ConfigDict) -> None:
     c.data.workers = 0  # threads that decode images; 0 = one per core
 
     c.model = ConfigDict()
-    c.model.name = "unet"  # unet, dit, mdt, pixart, mmdit, latent_unet, mlp
+    c.model.name = "unet"  # unet, edm2, dit, mdt, pixart, mmdit, latent_unet, mlp
     c.model.fields = ConfigDict()  # of that model; num_classes and channels follow the data when left out, and
     #                                control = {"alpha": 8.0...} conditions on what data.options.control records
     c.model.dtype = "float32"  # of network compute: float32 or bfloat16; parameters stay float32

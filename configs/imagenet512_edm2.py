@@ -1,9 +1,9 @@
-"""EDM2 on ImageNet at 512x512 (Karras et al. 2024): class-conditional UNets on 64x64x4 latents, bfloat16.
+"""EDM2 on ImageNet at 512x512 (Karras et al. 2024): UNets on 64x64x4 latents, S with 280.2 M parameters, bfloat16.
 
     jaxdiff train --config=imagenet512_edm2:S --config.data.options.path=FOLDER --workdir=runs/edm2_s
     jaxdiff ema --workdir=runs/edm2_s --widths=0.03,0.05,0.08,0.1,0.13 --evaluate
 
-`:XS` (125 M parameters), `:S` (280 M, the default), `:M` (498 M), `:L` (777 M), `:XL` (1.1 B) and `:XXL` (1.5 B) choose
+`:XS` (125 M), `:S` (280 M, the default), `:M` (498 M), `:L` (777 M), `:XL` (1.1 B) and `:XXL` (1.5 B) choose
 the size, `:tiny` takes a few steps of a small one on the embedded digits.
 
 FOLDER holds `*.array_record` files of latents, made once with the autoencoder of Stable Diffusion and

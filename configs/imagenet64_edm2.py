@@ -1,12 +1,12 @@
-"""EDM2 on ImageNet at 64x64 (Karras et al. 2024): class-conditional UNets on pixels, bfloat16.
+"""EDM2 on ImageNet at 64x64 (Karras et al. 2024): class-conditional UNets, S with 280.2 M parameters, bfloat16.
 
     jaxdiff train --config=imagenet64_edm2:S --workdir=runs/edm2_s
     jaxdiff ema --workdir=runs/edm2_s --widths=0.05,0.08,0.1,0.13 --evaluate --config.eval.weights=inception.safetensors
 
-`:XS` (125 M parameters) to `:XXL` (1.5 B) choose the size (the default is `:S`, 280 M), `:tiny` takes a few steps of a
-small one on the embedded digits. S, M, L and XL are published; XS and XXL have the rates of 512x512 and the durations
-of their neighbours. The data are those of `imagenet64`; how averages and guidance are used is told in
-`imagenet512_edm2`. A pod. Not run here.
+`:XS` (125 M), `:S` (280 M, the default), `:M` (498 M), `:L` (777 M), `:XL` (1.1 B) and `:XXL` (1.5 B) choose
+the size, `:tiny` takes a few steps of a small one on the embedded digits. S, M, L and XL are published; XS and XXL have
+the rates of 512x512 and the durations of their neighbours. The data are those of `imagenet64`; `imagenet512_edm2` says
+how averages and guidance are used. A pod. Not run here.
 """
 
 from ml_collections import ConfigDict

@@ -33,13 +33,13 @@ from jaxdiff.trees import Params
 DTYPES: dict[str, Dtype] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}  # of network compute
 MODELS: dict[str, type[nn.Module]] = {
     "unet": UNet,
-    "edm2": EDM2,
     "dit": DiT,
     "mmdit": MMDiT,
     "mlp": MLP,
     "latent_unet": LatentUNet,
     "mdt": MDT,
     "pixart": PixArt,
+    "edm2": EDM2,
 }
 
 __all__ = [

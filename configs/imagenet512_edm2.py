@@ -12,9 +12,10 @@ FOLDER holds `*.array_record` files of latents, made once with the autoencoder o
 
 A pod. Averages of relative widths 0.05 and 0.1 are stored every 8.4 M images, from which `jaxdiff ema` combines any
 width after training; choose the width by evaluation. `--config.sample.weak=runs/edm2_xs --config.sample.guidance=2`
-guides a trained network by a smaller or less trained one. Rates, durations and dropout of each size are the published
-ones; bfloat16 takes the place of float16. Samples are latents, compared with the data as latents, by sliced Wasserstein
-distance, unless `--config.autoencoder` decodes them. Not run here.
+guides a trained network by a smaller or less trained one. Rates, durations and dropout of each size are those of the
+paper's table as recalled; a test checks the schedule of XS. bfloat16 takes the place of float16. Samples are latents,
+compared with the data as latents, by sliced Wasserstein distance, unless `--config.autoencoder` decodes them. Not run
+here.
 """
 
 from ml_collections import ConfigDict

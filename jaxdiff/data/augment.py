@@ -8,9 +8,9 @@
     anisotropy_angle  U(-pi, pi)                 a direction, shrunk across it         anisotropy sin(angle)
     translation       N(0, I), (x, y)            moved by (width, height) / 8 each     translation
 
-Each amount is kept with probability p, else 0, which is no transformation; the coins of both flips are fair, and
-flip_x is always tossed. A network that is given the labels learns all of these images and draws unaugmented ones when
-the labels are zero.
+Each amount is kept with probability p, else 0, which is no transformation; anisotropy and its angle are kept
+independently, and flip_x always unless p = 0. A network that is given the labels learns all of these images and draws
+unaugmented ones when the labels are zero.
 
 Images are mirrored exactly. The rest is one affine map G, in the order above, resampled as in StyleGAN2-ADA: reflect
 beyond the borders, double the resolution with the low-pass filter h of the sym6 wavelet, interpolate linearly at
@@ -34,7 +34,6 @@ from jaxdiff.data.examples import Batch, Fetch
 
 LABELS = 9
 NAMES = ("flip_x", "flip_y", "scale", "rotation", "anisotropy", "anisotropy_angle", "translation")
-ALWAYS = {"flip_x": 1e8}  # probabilities relative to p
 SYM6 = (
     0.015404109327027373, 0.0034907120842174702, -0.11799011114819057, -0.048311742585633, 0.4910559419267466,
     0.787641141030194, 0.3379294217276218, -0.07263752278646252, -0.021060292512300564, 0.04472490177066578,
@@ -67,11 +66,11 @@ def draw(key: Array, n: int, p: float) -> dict[str, Array]:
 
 
 def keep(amounts: Mapping[str, ArrayLike], uniforms: Mapping[str, ArrayLike], p: float) -> dict[str, Array]:
-    """The parameters from drawn amounts: each where its uniform is below p, else 0."""
+    """The parameters from drawn amounts: each where its uniform is below p (flip_x: always, unless p = 0), else 0."""
     found = {}
     for name in NAMES:
         amount = jnp.asarray(amounts[name], jnp.float32)
-        kept = jnp.asarray(uniforms[name]) < p * ALWAYS.get(name, 1.0)
+        kept = jnp.asarray(uniforms[name]) < (float(p > 0) if name == "flip_x" else p)
         found[name] = jnp.where(kept.reshape(-1, *(1 for _ in amount.shape[1:])), amount, 0.0)
     return found
 

@@ -18,6 +18,7 @@ from jaxdiff.methods.method import forced, update
 from jaxdiff.models import EDM2, bind, edm2, magnitude
 from jaxdiff.noise.levels import loss_weight
 from jaxdiff.placement import BATCH
+from jaxdiff.training.optim import learning_rate
 from jaxdiff.training.sharding import make_mesh, state_shardings
 from jaxdiff.trees import by_name
 
@@ -139,6 +140,11 @@ def test_the_recipes_at_both_resolutions():
     assert small.model.fields == large.model.fields and small.optim.learning_rate == 0.009
     assert (small.noise.mean, small.noise.std, large.noise.mean, large.noise.std) == (-0.8, 1.6, -0.4, 1.0)
     assert small.optim.decay_images == large.optim.decay_images / 2 == 35_000 * 2048
+    smallest = imagenet512_edm2.get_config("XS")
+    with np.load(GOLDEN / "phema.npz") as z:  # the published schedule of XS
+        how = {name: smallest.optim[name] for name in ("warmup_images", "decay", "decay_images")}
+        rates = learning_rate(z["lr_nimg"], smallest.optim.learning_rate, **how)
+        np.testing.assert_allclose(rates, z["lr"], rtol=1e-9)
     assert large.ema.snapshot_every * 2048 == 2**23 and large.train.steps == 2**20
 
 

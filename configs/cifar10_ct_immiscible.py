@@ -27,6 +27,7 @@ def get_config(arg: str = "") -> ConfigDict:
     arg = argument(arg, ARGUMENTS)
     c = cifar10.get_config("tiny" if arg == "tiny" else "")
     with c.unlocked():
+        cifar10.without_augmentation(c)
         c.method.name = "consistency"
         c.noise.assignment = "none" if arg == "miscible" else "hungarian"
         c.consistency.mean, c.consistency.std = -1.1, 2.0

@@ -24,6 +24,7 @@ def get_config(arg: str = "") -> ConfigDict:
     arg = argument(arg, ARGUMENTS)
     c = cifar10.get_config("tiny" if arg == "tiny" else "")
     with c.unlocked():
+        cifar10.without_augmentation(c)
         c.noise.assignment = "none" if arg == "miscible" else "hungarian"
         c.denoiser.kind, c.denoiser.prediction, c.denoiser.schedule = "ddpm", "eps", "linear"
         c.noise.sigma_sampler, c.diffusion.weight = "discrete", "eps"

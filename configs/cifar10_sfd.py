@@ -4,11 +4,10 @@
     jaxdiff sample --workdir=runs/cifar10_sfd --nfe=2
 
 The teacher is the released edm-cifar10-32x32-uncond-vp, converted as docs/weights.md shows. For one trained with
-`--config=cifar10` add `--config.teacher.kind=run --config.teacher.path=runs/cifar10` and
-`--config.model.fields.augment_dim=0`. `:2`, `:3`, `:4`, `:5` distil for that number of evaluations alone; `:second`
-distils the SFD-v student in runs/cifar10_sfd further, to one evaluation, with L1 and LPIPS (`--config.sfd.loss=l1`
-needs no LPIPS weights); `:blank`, or `:2,blank` and so on, runs without the dataset, which training does not use;
-`:tiny` takes a few steps of a small network on the embedded digits.
+`--config=cifar10` add `--config.teacher.kind=run --config.teacher.path=runs/cifar10`. `:2`, `:3`, `:4`, `:5` distil for
+that number of evaluations alone; `:second` distils the SFD-v student in runs/cifar10_sfd further, to one evaluation,
+with L1 and LPIPS (`--config.sfd.loss=l1` needs no LPIPS weights); `:blank`, or `:2,blank` and so on, runs without the
+dataset, which training does not use; `:tiny` takes a few steps of a small network on the embedded digits.
 
 GPUs or TPUs. Published FID and A100-hours: SFD 4.53 / 3.58 / 3.24 / 3.06 at 2 / 3 / 4 / 5 evaluations in
 0.64 / 0.92 / 1.17 / 1.42 hours; SFD-v 4.28 / 3.50 / 3.18 / 2.95 in 4.26; second stage 5.83 at one evaluation in 4.88.
@@ -35,6 +34,7 @@ def get_config(arg: str = "") -> ConfigDict:
     kind, blank = split(arguments(arg, ARGUMENTS))
     c = cifar10.get_config("tiny" if kind == "tiny" else "")
     with c.unlocked():
+        cifar10.without_augmentation(c)
         distil(c, kind, learning_rate=5e-5)
         if kind != "tiny":
             c.model.fields.augment_dim = 9  # of the released network; zeros are passed

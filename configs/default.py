@@ -35,7 +35,7 @@ def _problem(c: ConfigDict) -> None:
     c.data.workers = 0  # threads that decode images; 0 = one per core
 
     c.model = ConfigDict()
-    c.model.name = "unet"  # unet, dit, mdt, pixart, mmdit, latent_unet, mlp
+    c.model.name = "unet"  # unet, edm2, dit, mdt, pixart, mmdit, latent_unet, mlp
     c.model.fields = ConfigDict()  # of that model; num_classes and channels follow the data when left out, and
     #                                control = {"alpha": 8.0...} conditions on what data.options.control records
     c.model.dtype = "float32"  # of network compute: float32 or bfloat16; parameters stay float32
@@ -87,6 +87,8 @@ def _training(c: ConfigDict) -> None:
     c.ema = ConfigDict()
     c.ema.kind = "half_life"  # constant, half_life, power
     c.ema.options = ConfigDict()  # decay; images, ramp; sigma_rel
+    c.ema.widths = ()  # relative widths of power-function averages to store, from which `jaxdiff ema` combines others
+    c.ema.snapshot_every = 0  # steps between stored averages of these widths; the last step is stored too
 
     c.train = ConfigDict()
     c.train.steps = 1000  # optimizer steps in total; iterations, for methods with several updates in each
@@ -128,6 +130,8 @@ def _results(c: ConfigDict) -> None:
     c.sample.control.crop = (0, 0)  # top, left
     c.sample.control.flip = 0
     c.sample.control.aspect = 0.0  # width / height; 0 = that of original_size
+    c.sample.average = 0.0  # relative width of an average that `jaxdiff ema` made, to sample with; 0 = the exported one
+    c.sample.weak = ""  # workdir or exported file of a weaker network that guidance leads away from (autoguidance)
     c.sample.batch_size = 256  # images sampled at once
     c.sample.count = 100  # images in a grid
 

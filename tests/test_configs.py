@@ -41,6 +41,8 @@ STORED = {
     "cifar10": ((32, 32, 3), 10),
     "imagenet64": ((96, 80, 3), 1000),
     "imagenet256_dit": ((32, 32, 4), 1000),
+    "imagenet64_edm2": ((96, 80, 3), 1000),
+    "imagenet512_edm2": ((64, 64, 4), 1000),
     "folder": ((96, 80, 3), 10),
     "cifar10_sfd": ((32, 32, 3), 10),
     "imagenet64_sfd": ((96, 80, 3), 1000),
@@ -53,15 +55,17 @@ STORED = {
     "t2i512_mmdit": ((64, 64, 4), 0),
 }
 PATHS = ("folder",)  # configs whose argument is a path, so that any is allowed
-# published parameter counts: EDM's without its augmentation input of 9 x 128
+# published parameter counts
 PARAMETERS = {
-    ("cifar10", ""): 55_733_891 - 9 * 128,
-    ("cifar10", "cond"): 55_735_299 - 9 * 128,
+    ("cifar10", ""): 55_733_891,
+    ("cifar10", "cond"): 55_735_299,
     ("imagenet64", ""): 295_899_267,
     ("imagenet256_dit", ""): 674_834_720,
     ("imagenet256_dit", "S"): 32_865_056,
     ("imagenet256_dit", "B"): 130_315_808,
     ("imagenet256_dit", "L"): 457_840_672,
+    ("imagenet64_edm2", ""): 280_210_021,
+    ("imagenet512_edm2", ""): 280_213_477,
     ("cifar10_sfd", ""): 55_733_891 + 4_662_528,
     ("cifar10_sfd", "2"): 55_733_891,
     ("imagenet64_sfd", "blank"): 295_899_267 + 28_201_344,

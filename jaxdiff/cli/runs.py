@@ -23,12 +23,14 @@ from jaxdiff.features.catalog import catalog as list_activations
 from jaxdiff.features.scoring import Subject
 from jaxdiff.methods import METHODS
 from jaxdiff.placement import BATCH
-from jaxdiff.training import Run, SavedRun, distributed, export, loading, parameters, state
+from jaxdiff.training import Run, SavedRun, distributed, export, loading, parameters, snapshots, state
 from jaxdiff.training.build import reference_data
 from jaxdiff.training.components import with_nfe
+from jaxdiff.training.evaluate import eval_sampler
 from jaxdiff.training.logs import captioned_grid, image_grid, save_png
 from jaxdiff.training.sampling import mesh_of
 from jaxdiff.trees import path_name
+from jaxdiff.weights import files as weights_files
 
 __all__ = ["image_grid", "save_png", "with_nfe"]
 
@@ -142,6 +144,25 @@ def evaluate(
     record = training.evaluate(run, saved.params, mesh, reference_stats=reference_stats, repeats=repeats)
     assert record is not None  # never stopped here
     return {"step": saved.step, **record}
+
+
+def combine_averages(workdir: str, widths: Sequence[float], step: int) -> dict[float, Path]:
+    """Combine stored averages into those of other widths, write them to the workdir, and return their files."""
+    written = {}
+    for width, arrays in snapshots.combine(Path(workdir), widths, step).items():
+        written[width] = snapshots.combined_path(Path(workdir), width)
+        weights_files.write(written[width], arrays)
+    return written
+
+
+def evaluate_averages(config: ConfigDict, workdir: str, paths: Mapping[float, Path]) -> Iterator[evaluation.Record]:
+    """The evaluation of each average, with its width; one program samples all of them."""
+    saved = open_run(config, workdir).with_data()
+    sampler = eval_sampler(saved.run, saved.mesh)
+    for width, path in paths.items():
+        record = training.evaluate(saved.run, saved.read(path), saved.mesh, sampler=sampler)
+        assert record is not None  # never stopped here
+        yield {"width": width, **record}
 
 
 def compare_halves(config: ConfigDict) -> evaluation.Record:

@@ -6,9 +6,10 @@ epoch, make the global batch; process p of P reads the p-th contiguous slice of 
 
     batch = {"image": float32 [b h w c] in [-1, 1], "label": int32 [b], "caption_id": int32 [b],
              "text": float32 [b l d], "text_mask": bool [b l], "pooled": float32 [b d],
-             "original_size": float32 [b 2], "crop": [b 2], "flip": [b 1], "aspect": [b 1], "resized_size": [b 2]}
+             "original_size": float32 [b 2], "crop": [b 2], "flip": [b 1], "aspect": [b 1], "resized_size": [b 2],
+             "augment": float32 [b 9]}
 
-Keys that a source has no values for are absent; control metadata (the last line) is present where requested.
+Keys that a source has no values for are absent; control metadata (the last lines) is present where requested.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from jaxdiff.conditions import CONTROL, CONTROLS, Signal, label_signal
+from jaxdiff.data import augment as augmentation
 from jaxdiff.data import transforms
 from jaxdiff.data.captions import embed, with_text
 from jaxdiff.data.examples import Batch, Fetch, Source, first_shape, gather, keeps_frame, per_example, reader_of
@@ -93,6 +95,7 @@ def build(
     flip: bool = False,
     resample: str = "bicubic",
     channels: int | None = None,
+    augment: float = 0.0,
     control: Sequence[str] = (),
     caption_text: Sequence[int] | str | os.PathLike = (),
     pooling: str = "",
@@ -102,10 +105,10 @@ def build(
     """A dataset over `source`; invalid options and an unreadable first example fail here, not at the first step.
 
     `image_size` with `crop` (center, global, local, mixed; default center) makes square crops, without it all images
-    must have one size. `control` lists the metadata to record (conditions.CONTROLS). `caption_text` embeds captions:
-    (length, width) by hashed words, or a folder with text.npy [captions + 1 l d]; pooling="mean" makes the pooled
-    embedding the mean over tokens. `on_corrupt` is "skip" (replace by the next readable example of the epoch, count,
-    log each file once) or "stop".
+    must have one size. `augment` is the probability of each of EDM's transformations (augment.py). `control` lists the
+    metadata to record (conditions.CONTROLS). `caption_text` embeds captions: (length, width) by hashed words, or a
+    folder with text.npy [captions + 1 l d]; pooling="mean" makes the pooled embedding the mean over tokens.
+    `on_corrupt` is "skip" (replace by the next readable example of the epoch, count, log each file once) or "stop".
     """
     control = (control,) if isinstance(control, str) else tuple(control)
     _check(source, seed, image_size, crop, control, on_corrupt)
@@ -128,6 +131,9 @@ def build(
         fetch = per_example(source, reader, look_up, transform, shape, control, seed)
     if pooling and not caption_text:
         raise ValueError(f"pooling={pooling!r} pools embedded captions: set caption_text too")
+    augmentation.check(augment, source.name, tuple(shape), source.latent is not None)
+    if augment:
+        fetch = augmentation.augmented(fetch, seed, augment)
     captions = embed(source.captions, caption_text, pooling) if caption_text else None
     if captions is not None:
         fetch = with_text(fetch, captions)
@@ -138,7 +144,7 @@ def build(
         size=source.size,
         fingerprint=source.fingerprint,
         class_names=source.class_names,
-        signals={**_signals(source.num_classes, null, control), **source.signals},
+        signals={**_signals(source.num_classes, null, control, augment), **source.signals},
         latent=source.latent,
         text=captions.encoder if captions else None,
         fetch=fetch,
@@ -156,11 +162,14 @@ def build(
 _EXAMPLES, _FEW = 64, 16  # examples whose text is kept for sampling: in memory, from files
 
 
-def _signals(num_classes: int, null: Mapping[str, np.ndarray], control: Sequence[str]) -> dict[str, Signal]:
-    """The signals of the examples: their class, text with these null values, control metadata."""
+def _signals(
+    num_classes: int, null: Mapping[str, np.ndarray], control: Sequence[str], augment: float
+) -> dict[str, Signal]:
+    """The signals of the examples: their class, text with these null values, control metadata, augmentation."""
     signals = {"label": label_signal(num_classes)} if num_classes else {}
     signals |= {name: Signal(value.shape, str(value.dtype), value) for name, value in null.items()}
-    return signals | {name: Signal((CONTROLS[name],), group=CONTROL) for name in control}
+    signals |= {name: Signal((CONTROLS[name],), group=CONTROL) for name in control}
+    return signals | ({"augment": Signal((augmentation.LABELS,), group=CONTROL)} if augment else {})
 
 
 def _with_examples(dataset: Dataset, batch: Batch) -> Dataset:

@@ -7,6 +7,11 @@ The semantic conditioning of an example is dropped (replaced by its null values)
 guidance; control metadata independently, so that the two can be guided with separate scales. The noise of a batch may
 first be assigned to the nearest images (`noise.coupling`): immiscible diffusion. For networks that mask tokens (MDT),
 the same loss with masked tokens is added.
+
+With `uncertainty`, a network that has u(sigma) = `log_variance` (EDM2) learns it as the logarithm of the error's
+variance, and each noise level contributes equally to the gradient (Karras et al. 2024b):
+
+    loss = E weight(sigma) / exp(u(sigma)) |D(x, sigma, cond) - x0|^2 + u(sigma)
 """
 
 from __future__ import annotations
@@ -49,6 +54,7 @@ class Options:
     weight_options: Mapping[str, float] = field(default_factory=dict)  # its options: sigma_data; gamma; bias
     cond_dropout: float = 0.0  # probability of dropping the class or text of an example
     control_dropout: float = 0.0  # the same for control metadata, drawn independently; allows control_guidance
+    uncertainty: bool = False  # weight noise levels by the uncertainty that the network learns (edm2)
 
     def __post_init__(self) -> None:
         for name in ("cond_dropout", "control_dropout"):
@@ -69,16 +75,24 @@ def build(options: Options, parts: Parts) -> Method:
                 f"diffusion.control_dropout={rate} needs control metadata to drop: set model.fields.control and "
                 "data.options.control"
             )
+    if options.uncertainty and not hasattr(model, "log_variance"):
+        raise ValueError(
+            f"diffusion.uncertainty=True needs a network that learns log_variance(sigma), which {type(model).__name__} "
+            "does not; use model.name='edm2' or set it to False"
+        )
 
     def init(key: Array, batch: Batch, frozen: Tree = None) -> TrainState:
         averages = () if parts.average is None else ("ema",)
         return start({"student": parts.initial(key, batch)}, {"student": optimizer}, averages)
 
     def loss(params: Params, examples: Examples, dropout: Array) -> tuple[Array, Metrics]:
-        value, error = denoising_loss(parts.denoiser(params, dropout=dropout), examples, weight)
+        learned = None
+        if options.uncertainty:
+            learned = jnp.asarray(model.apply({"params": params}, examples["sigma"], method="log_variance"))
+        value, error = denoising_loss(parts.denoiser(params, dropout=dropout), examples, weight, learned)
         if getattr(model, "mask_ratio", ()):
             masked = parts.denoiser(params, dropout=dropout, mask=jax.random.fold_in(dropout, 1))
-            value = value + denoising_loss(masked, examples, weight)[0]
+            value = value + denoising_loss(masked, examples, weight, learned)[0]
         return value, {"loss": value, "error": error}
 
     def step(state: TrainState, batch: Batch, key: Array) -> tuple[TrainState, Metrics]:
@@ -108,9 +122,14 @@ def build(options: Options, parts: Parts) -> Method:
     return Method(init, step, sample, parts.denoiser)
 
 
-def denoising_loss(apply: Denoiser, examples: Examples, weight: LossWeight) -> tuple[Array, Array]:
+def denoising_loss(
+    apply: Denoiser, examples: Examples, weight: LossWeight, log_variance: Array | None = None
+) -> tuple[Array, Array]:
     """The weighted and the plain mean of |D(x0 + sigma eps) - x0|^2 over `examples` (x0, sigma, eps, cond)."""
     x0, sigma = examples["x0"], examples["sigma"]
     x = x0 + per_example(sigma, x0) * examples["eps"]
     error = jnp.square(apply(x, sigma, examples.get("cond")) - x0).reshape(x0.shape[0], -1).mean(1)
-    return (weight(sigma) * error).mean(), error.mean()
+    weighted = weight(sigma) * error
+    if log_variance is not None:
+        weighted = weighted * jnp.exp(-log_variance) + log_variance
+    return weighted.mean(), error.mean()

@@ -9,7 +9,7 @@ name) and its `build`; an entry in `METHODS` registers it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -131,6 +131,23 @@ def optimizers(plain: optax.GradientTransformation, score: optax.GradientTransfo
         return plain if rate is None or score is None else score
 
     return Optimizers(plain, constant)
+
+
+class Forced(optax.GradientTransformation):
+    """An optimizer after whose updates the parameters are replaced by `force(params)`."""
+
+    force: Callable[[Params], Params]
+
+
+def forced(plain: Optimizers, force: Callable[[Params], Params]) -> Optimizers:
+    """The optimizers, for a network whose weights are normalized after every update."""
+
+    def wrap(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+        made = Forced(*optimizer)
+        made.force = force
+        return made
+
+    return replace(plain, scheduled=wrap(plain.scheduled), constant=lambda rate: wrap(plain.constant(rate)))
 
 
 def default_grid(n: int) -> np.ndarray:
@@ -266,13 +283,14 @@ def pseudo_huber(a: Array, b: Array, c: float = 0.00054) -> Array:
 def update(
     optimizer: optax.GradientTransformation, gradients: Tree, opt_state: Tree, params: Params, factor: ArrayLike = 1.0
 ) -> tuple[Params, Tree]:
-    """One optimizer step, scaled by `factor`: (params, opt_state)."""
+    """One optimizer step, scaled by `factor`, and what the network forces after it: (params, opt_state)."""
     # optax relies on implicit dtype promotion
     with jax.numpy_dtype_promotion("standard"):
         updates, opt_state = optimizer.update(gradients, opt_state, params)
         if not (isinstance(factor, float) and factor == 1.0):
             updates = jax.tree.map(lambda u: u * factor, updates)
-        return optax.apply_updates(params, updates), opt_state
+        params = optax.apply_updates(params, updates)
+    return (optimizer.force(params) if isinstance(optimizer, Forced) else params), opt_state
 
 
 def advance(state: TrainState, params: Params, opt_state: Tree, rate: Array, **averages: Params) -> TrainState:

@@ -12,9 +12,10 @@ from jax import Array
 
 from jaxdiff.denoisers import Cond, Network
 from jaxdiff.errors import choose, pick
-from jaxdiff.models import clip, conditioning, dit, latent_unet, mdt, mmdit, pixart, stacks, t5, unet, vae
+from jaxdiff.models import clip, conditioning, dit, edm2, latent_unet, mdt, mmdit, pixart, stacks, t5, unet, vae
 from jaxdiff.models.clip import CLIPText, CLIPVision
 from jaxdiff.models.dit import DiT
+from jaxdiff.models.edm2 import EDM2
 from jaxdiff.models.efficientnet import EfficientNetLite0
 from jaxdiff.models.inception import Inception
 from jaxdiff.models.latent_unet import LatentUNet
@@ -38,10 +39,12 @@ MODELS: dict[str, type[nn.Module]] = {
     "latent_unet": LatentUNet,
     "mdt": MDT,
     "pixart": PixArt,
+    "edm2": EDM2,
 }
 
 __all__ = [
     "DTYPES",
+    "EDM2",
     "LPIPS",
     "MDT",
     "MLP",
@@ -64,6 +67,7 @@ __all__ = [
     "clip",
     "conditioning",
     "dit",
+    "edm2",
     "latent_unet",
     "mdt",
     "mmdit",

@@ -18,7 +18,7 @@ from jaxdiff.conditions import CONTROL, SEMANTIC, Conditions
 from jaxdiff.conventions import Convention
 from jaxdiff.data import Dataset, DataSpec, load
 from jaxdiff.errors import choose, pick
-from jaxdiff.methods import METHODS, Entry, Method, Parts
+from jaxdiff.methods import METHODS, Entry, Method, Parts, tracking
 from jaxdiff.models import conditioning
 from jaxdiff.training import components, padding, parameters, teachers
 from jaxdiff.training.components import plain
@@ -40,6 +40,7 @@ class Run:
     control: Mapping[str, np.ndarray]  # control metadata for samples, and for data that record none
     guided: bool  # whether the network has null conditioning
     decode: Callable[[np.ndarray], np.ndarray] | None = None  # latents to images, on the host
+    widths: Mapping[float, str] = dataclasses.field(default_factory=dict)  # names of the averages that are stored
 
     @property
     def nfe(self) -> int:
@@ -108,10 +109,10 @@ def build(config: ConfigDict, data: DataSpec) -> Run:
     takes_teacher = entry.teacher(options)
     parts = Parts(
         model=model,
-        optimizers=components.optimizers_of(config),
+        optimizers=components.optimizers_of(config, model),
         convention=convention,
         conditions=conditions,
-        sampling=components.sampling_of(config, convention, solver, null, control_null),
+        sampling=components.sampling_of(config, convention, solver, None if config.sample.weak else null, control_null),
         shape=data.shape,
         sigmas=components.sigmas_of(config, convention),
         shift=config.noise.shift,
@@ -126,9 +127,24 @@ def build(config: ConfigDict, data: DataSpec) -> Run:
         method = padding.padded(method, pad)
     if config.teacher.offload and takes_teacher:
         method = teachers.offloaded(method)
+    widths = _widths(config)
+    if widths:
+        method = tracking.tracked(method, widths)
     decode = autoencoders.decoder(config, data)
     guided = bool(null)
-    return Run(config, data, model, convention, conditions, method, solver, control, guided, decode)
+    return Run(config, data, model, convention, conditions, method, solver, control, guided, decode, widths)
+
+
+def _widths(config: ConfigDict) -> dict[float, str]:
+    """The names of the power-function averages that are stored, by width."""
+    c = config.ema
+    if bool(c.widths) != (c.snapshot_every > 0):
+        raise ValueError(
+            f"ema.widths={tuple(c.widths)} are stored every ema.snapshot_every={c.snapshot_every} steps; set both"
+        )
+    averaged = config[config.method.name].get("average", True)
+    own = c.options.get("sigma_rel", 0.05) if c.kind == "power" and averaged else 0.0
+    return tracking.names_of(c.widths, own)
 
 
 def load_data(config: ConfigDict) -> Dataset:
@@ -137,8 +153,8 @@ def load_data(config: ConfigDict) -> Dataset:
 
 
 def reference_data(config: ConfigDict) -> Dataset:
-    """The data as evaluation uses them: in stored order, not flipped."""
-    options = {**plain(config.data.options), "shuffle": False, "flip": False}
+    """The data as evaluation uses them: in stored order, not flipped or augmented."""
+    options = {**plain(config.data.options), "shuffle": False, "flip": False, "augment": 0.0}
     return load(config.data.source, seed=config.seed, **options)
 
 

@@ -21,6 +21,7 @@ from jaxdiff.denoisers import Denoiser
 from jaxdiff.errors import check_ratio, choose, pick
 from jaxdiff.methods import Optimizers, Sampling, averaging
 from jaxdiff.methods.averaging import Rate
+from jaxdiff.methods.method import forced
 from jaxdiff.training import optim
 
 
@@ -56,7 +57,7 @@ def convention_of(config: ConfigDict) -> Convention:
 
 
 def model_of(config: ConfigDict, data: DataSpec, convention: Convention) -> nn.Module:
-    """The network; channels, classes and text width follow the data unless the config sets them."""
+    """The network; channels, classes, text and augmentation width follow the data unless the config sets them."""
     kind = pick(models.MODELS, config.model.name, "model")
     known = kind.__dataclass_fields__
     fields = plain(config.model.fields)
@@ -65,6 +66,8 @@ def model_of(config: ConfigDict, data: DataSpec, convention: Convention) -> nn.M
     dtype = pick(models.DTYPES, config.model.dtype, "model.dtype")
     follow: dict[str, Any] = {"channels": data.shape[-1], "dtype": dtype}
     follow |= _semantic_fields(data, known, fields)
+    if "augment" in data.signals:
+        follow["augment_dim"] = data.signals["augment"].shape[0]
     if "remat" in fields:
         raise ValueError(f"rematerialisation is set by model.remat, not by model.fields.remat={fields['remat']!r}")
     if config.model.remat:
@@ -78,6 +81,12 @@ def model_of(config: ConfigDict, data: DataSpec, convention: Convention) -> nn.M
         raise ValueError(
             f"the model takes {model.channels} channels, {data.name} has examples of shape {data.shape}; "
             "omit model.fields.channels to follow the data"
+        )
+    if "augment" in data.signals and not getattr(model, "augment_dim", 0):
+        raise ValueError(
+            f"{data.name} is augmented, but this {config.model.name} is not conditioned on the augmentation, which "
+            "would show in its samples; use model.name='unet' and leave model.fields.augment_dim out, or set "
+            "data.options.augment=0"
         )
     return model
 
@@ -170,8 +179,11 @@ def sampling_of(
     return Sampling(solve, grid, c.timestamps, c.afs, c.guidance, c.sigma_max)
 
 
-def optimizers_of(config: ConfigDict) -> Optimizers:
-    """The optimizer with its schedule, and the same with constant rates and the schedule as a factor."""
+def optimizers_of(config: ConfigDict, model: nn.Module) -> Optimizers:
+    """The optimizer with its schedule, and the same with constant rates and the schedule as a factor.
+
+    Networks that keep their weights normalized (`model.force`) get optimizers that do so.
+    """
     c, size = config.optim, config.data.batch_size
     schedule = {"warmup_images": c.warmup_images, "decay": c.decay, "decay_images": c.decay_images}
     options = plain(c.options)
@@ -181,4 +193,6 @@ def optimizers_of(config: ConfigDict) -> Optimizers:
         return optim.make(c.name, rate, size, clip=c.clip, options=options)
 
     scheduled = optim.make(c.name, c.learning_rate, size, clip=c.clip, **schedule, options=options)
-    return Optimizers(scheduled, constant, optim.schedule(1.0, size, **schedule))
+    made = Optimizers(scheduled, constant, optim.schedule(1.0, size, **schedule))
+    force = getattr(model, "force", None)
+    return made if force is None else forced(made, force)

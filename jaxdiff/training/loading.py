@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from jaxdiff.data import Dataset, DataSpec, spec
 from jaxdiff.denoisers import Denoiser
 from jaxdiff.methods import TrainState, exported
-from jaxdiff.training import components, export, parameters, state
+from jaxdiff.training import autoguidance, components, export, parameters, snapshots, state
 from jaxdiff.training.build import Run, build, check_sampling, load_data
 from jaxdiff.training.evaluate import main_metric
 from jaxdiff.training.sampling import Sampler, Texts, from_prompts, mesh_of
@@ -43,7 +43,19 @@ def load(
     chosen = None
     if step != "":
         chosen = state.kept_step(folder, str(step), trained.checkpoint.metric or main_metric(trained))
-    return SavedRun(folder, build(config, data_of(folder, config)), mesh_of(config, devices), chosen)
+    return opened(folder, config, data_of(folder, config), mesh_of(config, devices), chosen)
+
+
+def opened(folder: Path, config: ConfigDict, data: DataSpec, mesh: Mesh, checkpoint: int | None = None) -> SavedRun:
+    """The run of `config` with the parameters in `folder`, guided by the network of `sample.weak` if there is one."""
+    if checkpoint is not None and config.sample.average:
+        raise ValueError("sample.average and a step exclude each other: a combined average is of one step; unset one")
+    run = build(config, data)
+    if not config.sample.weak:
+        return SavedRun(folder, run, mesh, checkpoint)
+    source = Path(config.sample.weak).expanduser()
+    weak = SavedRun(source, autoguidance.weak_run(source, run, data), mesh)
+    return SavedRun(folder, autoguidance.guided_run(run, weak.run), mesh, checkpoint, weak)
 
 
 def data_of(workdir: Path, config: ConfigDict) -> DataSpec:
@@ -54,8 +66,10 @@ def data_of(workdir: Path, config: ConfigDict) -> DataSpec:
 class SavedRun:
     """A trained run: its config, network and parameters, and how to sample it."""
 
-    def __init__(self, workdir: Path, run: Run, mesh: Mesh, checkpoint: int | None = None) -> None:
-        self.workdir, self.run, self.mesh, self.checkpoint = workdir, run, mesh, checkpoint
+    def __init__(
+        self, workdir: Path, run: Run, mesh: Mesh, checkpoint: int | None = None, weak: SavedRun | None = None
+    ) -> None:
+        self.workdir, self.run, self.mesh, self.checkpoint, self.weak = workdir, run, mesh, checkpoint, weak
 
     @property
     def step(self) -> int | None:
@@ -74,13 +88,35 @@ class SavedRun:
 
     @cached_property
     def params(self) -> Params:
-        """The exported parameters, or those of the chosen checkpoint, sharded by the run's rules on this mesh."""
-        if self.checkpoint is not None:
-            return exported(self.state())
+        """The exported parameters, sharded by the run's rules on this mesh.
+
+        Or those of the chosen checkpoint, or the average of `sample.average`; with a weaker network they are
+        {"main": ..., "weak": ...}.
+        """
+        if self.checkpoint is None:
+            return self.read(self._source())
+        own = exported(self.state())
+        return own if self.weak is None else {"main": own, "weak": self.weak.params}
+
+    def _source(self) -> Path:
+        width = self.config.sample.average
+        if not width or not self.workdir.is_dir():
+            return self.workdir
+        path = snapshots.combined_path(self.workdir, width)
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"no average of width {width:g} at {path}; make it with: jaxdiff ema --workdir={self.workdir} "
+                f"--widths={width:g}"
+            )
+        return path
+
+    def read(self, source: Path) -> Params:
+        """The parameters in a workdir or exported file, as `params` has them."""
         shapes = parameters.shapes_of(self.run.model, self.run.conditions, self.run.data.shape)
         declared = with_shardings(shapes, state_shardings(shapes, self.mesh, self.config.mesh.min_size))
-        loaded = parameters.read(self.workdir, "run", self.run.model)
-        return parameters.place(parameters.fitted(loaded, shapes), declared)
+        loaded = parameters.read(source, "run", self.run.model)
+        own = parameters.place(parameters.fitted(loaded, shapes), declared)
+        return own if self.weak is None else {"main": own, "weak": self.weak.params}
 
     @property
     def denoiser(self) -> Denoiser:
@@ -95,12 +131,12 @@ class SavedRun:
         """The same run with its data loaded, for evaluation against them."""
         if isinstance(self.run.data, Dataset):
             return self
-        return SavedRun(self.workdir, build(self.config, load_data(self.config)), self.mesh, self.checkpoint)
+        return opened(self.workdir, self.config, load_data(self.config), self.mesh, self.checkpoint)
 
     def with_nfe(self, nfe: int) -> SavedRun:
         """The same run with as many timestamps as `nfe` network evaluations per trajectory allow."""
         config = components.with_nfe(self.config, nfe)
-        changed = SavedRun(self.workdir, build(config, self.run.data), self.mesh, self.checkpoint)
+        changed = opened(self.workdir, config, self.run.data, self.mesh, self.checkpoint)
         changed.__dict__["params"] = self.params
         return changed
 

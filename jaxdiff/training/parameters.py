@@ -25,7 +25,11 @@ from jaxdiff.training import components, export
 from jaxdiff.trees import Params, Tree, by_name, mismatches, path_name
 
 PUBLIC = tuple(name for name, kind in weights.KINDS.items() if kind.conventions)  # kinds of weights of denoisers
-LAYOUT = ("heads", "head_width", "groups", "scan")  # fields that cannot be inferred from a file
+# fields that cannot be inferred from a file
+LAYOUT = (
+    *("heads", "head_width", "groups", "scan"),
+    *("channels_per_head", "label_balance", "concat_balance", "res_balance", "attn_balance"),
+)
 
 
 class Loaded(NamedTuple):

@@ -22,7 +22,8 @@ from ml_collections import ConfigDict
 from jaxdiff import autoencoders, evaluation, noise
 from jaxdiff.data import Dataset, prefetch, spec
 from jaxdiff.methods import TrainState, exported
-from jaxdiff.training import distributed, export, state
+from jaxdiff.methods.tracking import averages_of
+from jaxdiff.training import distributed, export, snapshots, state
 from jaxdiff.training.build import Run, build, load_data
 from jaxdiff.training.checkpoint import Checkpoints
 from jaxdiff.training.components import plain
@@ -62,6 +63,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, quiet: bool = False
     if first:
         checkpoints.check(first, declared)  # before any file of the run is overwritten
     write_records(root, run)
+    if jax.process_index() == 0:
+        snapshots.discard_after(root, first)
     log = Logger(root, config.train.steps, first, quiet)
     with Stop() as stop:
         try:
@@ -182,6 +185,7 @@ class Loop:
                 if step % c.log_every == 0 or step == c.steps:
                     self._check(current, guard)
                     self.log.scalars(step, pace.line(step))
+                self._store_averages(current, step)
                 stopped, best = self._side_work(current, step)
                 if stopped or step == c.steps:
                     break
@@ -196,6 +200,15 @@ class Loop:
 
     def _check(self, current: TrainState, guard: Guard) -> None:
         check_finite(self.run, self.mesh, self.dataset, current, guard, self.base, self.log)
+
+    def _store_averages(self, current: TrainState, step: int) -> None:
+        """Store the averages of all widths when due."""
+        every = self.run.config.ema.snapshot_every
+        if not self.run.widths or (step % every and step != self.run.config.train.steps):
+            return
+        averages = fetch(averages_of(current, self.run.widths))
+        if jax.process_index() == 0:
+            snapshots.write(self.root, step, averages)
 
     def _side_work(self, current: TrainState, step: int) -> tuple[bool, dict[str, float] | None]:
         """Evaluate and sample when due: whether to stop here, and the metric that ranks this step."""

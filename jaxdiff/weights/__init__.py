@@ -24,6 +24,7 @@ from jaxdiff.weights import (
     dinov2,
     dit,
     edm,
+    edm2,
     efficientnet,
     files,
     inception,
@@ -42,6 +43,7 @@ from jaxdiff.weights.names import Kind, WeightsError
 
 KINDS: dict[str, Kind] = {
     "edm": edm.KIND,
+    "edm2": edm2.KIND,
     "dit": dit.KIND,
     "mdt": mdt.KIND,
     "pixart": pixart.KIND,

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from jaxdiff.trees import AnyArray
@@ -33,6 +34,12 @@ def read(source: Source) -> dict[str, np.ndarray]:
         return load_file(path)
     with np.load(path, allow_pickle=False) as arrays:
         return {name: _named(arrays[name]) for name in arrays.files}
+
+
+def names(path: str | os.PathLike) -> list[str]:
+    """The names of the arrays in a `.safetensors` file, without reading them."""
+    with safe_open(path, framework="numpy") as file:
+        return list(file.keys())
 
 
 def _named(array: np.ndarray) -> np.ndarray:

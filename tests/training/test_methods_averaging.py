@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from paths import GOLDEN
 
 from jaxdiff.methods import averaging
 
@@ -100,3 +101,45 @@ def test_impossible_decays(decay):
 def test_names():
     assert set(averaging.DECAYS) == {"constant", "half_life", "power"}
     assert float(averaging.make("constant", decay=0.25)(jnp.int32(1), BATCH)) == 0.75
+
+
+def test_exponents_decays_and_coefficients_are_the_published_ones():
+    with np.load(GOLDEN / "phema.npz") as z:
+        for i, width in enumerate(z["std"]):
+            np.testing.assert_allclose(averaging.exponent(width), z["exp"][i], rtol=1e-9)
+            found = averaging.power_decay(width, z["beta_t_next"], z["beta_t_delta"])
+            np.testing.assert_allclose(found, z["beta"][i], rtol=1e-9, atol=1e-12)
+        found = averaging.posthoc_coefficients(z["in_ofs"], z["in_std"], z["out_ofs"], z["std"])
+        np.testing.assert_allclose(found, z["coefficients"], atol=1e-9)
+        assert found.dtype == np.float64
+
+
+def test_coefficients_fit_the_profiles():
+    """Least squares by brute force on a fine grid: no other combination is nearer, and it is near."""
+    steps, widths = np.repeat(np.arange(1, 11) * 10, 2), np.tile([0.05, 0.1], 10)
+    t = (np.arange(20_000) + 0.5) / 200
+
+    def profile(end, width):
+        gamma = averaging.exponent(width)
+        return np.where(t <= end, (gamma + 1) / end * (t / end) ** gamma, 0.0)
+
+    basis = np.stack([profile(*pair) for pair in zip(steps, widths, strict=True)], 1)
+    for width in (0.06, 0.075, 0.09):
+        fit = np.linalg.lstsq(basis, profile(100, width), rcond=None)[0]
+        found = averaging.posthoc_coefficients(steps, widths, 100, width)[:, 0]
+        np.testing.assert_allclose(found, fit / fit.sum(), atol=1e-4)
+        residual = basis @ found - profile(100, width)
+        assert np.square(residual).sum() < 1e-4 * np.square(profile(100, width)).sum()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((10, 20), (0.1, 0.4), 20, 0.1), r"must be in \(0, 0.28\], got 0.4"),
+        (((10, 10), (0.1, 0.1), 10, 0.2), "same step and width"),
+        (((0, 10), (0.1, 0.1), 10, 0.2), "steps above 0"),
+    ],
+)
+def test_impossible_coefficients(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        averaging.posthoc_coefficients(*arguments)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from paths import GOLDEN
 
 from jaxdiff.training import optim
 
@@ -84,3 +85,12 @@ def test_options_reach_the_optimizer():
     with jax.numpy_dtype_promotion("standard"):
         updates, _ = optimizer.update(gradients, optimizer.init(params), params)
     np.testing.assert_allclose(updates["a"], -0.05, rtol=1e-6)
+
+
+def test_the_inverse_square_root_schedule_is_the_published_one():
+    with np.load(GOLDEN / "phema.npz") as z:
+        decay = {"warmup_images": 10e6, "decay": "sqrt", "decay_images": 70_000 * 2048}
+        found = optim.learning_rate(z["lr_nimg"], 0.012, **decay)
+        np.testing.assert_allclose(found, z["lr"], rtol=1e-9)
+        trained = [float(optim.schedule(0.012, 2048, **decay)(images / 2048)) for images in z["lr_nimg"][1:]]
+        np.testing.assert_allclose(trained, z["lr"][1:], rtol=2048 / 1e6 * 1.01)  # a batch later at most

@@ -39,8 +39,7 @@ def tracked(method: Method, names: Mapping[float, str]) -> Method:
         new, metrics = method.step(state, batch, key)
         student, size = new.params["student"], len(data_of(batch))
         averages = {
-            name: averaging.average(rate(new.step, size), state.averages[name], student)
-            for name, rate in added.items()
+            name: averaging.average(rate(new.step, size), state.averages[name], student) for name, rate in added.items()
         }
         return new.replace(averages={**new.averages, **averages}), metrics  # type: ignore[attr-defined]
 

@@ -50,6 +50,10 @@ def _price(equation: core.JaxprEqn) -> int:
         return max(inner)
     if name == "scan":
         return sum(inner) * parameters.get("length", 1)
+    if name == "pallas_call":  # the body is one step of the grid
+        return sum(inner) * math.prod(parameters["grid_mapping"].grid)
+    if name == "shard_map":  # the body is what one device does
+        return sum(inner) * parameters["mesh"].size  # type: ignore[attr-defined]
     return sum(inner)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -30,3 +32,45 @@ def along_batch(tree: Tree) -> Tree:
     if sharding is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, sharding.spec)
+
+
+def platform() -> str:
+    """The platform that the program being traced is for: that of its mesh, otherwise the default one.
+
+    NVIDIA GPUs are "cuda", others keep their backend's name. A program may be traced for devices that are not present.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    backend = jax.default_backend()
+    name = backend if device is None else device.platform
+    if name != "gpu":
+        return name
+    here = backend == "gpu"
+    return "cuda" if not here or "cuda" in jax.devices()[0].client.platform_version else "rocm"
+
+
+def device_kind() -> str:
+    """The kind of device that the program being traced is for, such as "TPU v5 lite"."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.devices()[0].device_kind if device is None else device.device_kind
+
+
+def heads_spec() -> PartitionSpec | None:
+    """How the program being traced shards arrays [b n heads d]; None on a single device."""
+    sharding = batch_sharding()
+    if sharding is None:
+        return None
+    heads = "tensor" if "tensor" in sharding.mesh.axis_names else None
+    return PartitionSpec(*sharding.spec, None, heads)
+
+
+def divides(shape: tuple[int, ...]) -> bool:
+    """Whether each device can take its own part of an array [b n heads d]: with several devices, a mesh must say so."""
+    spec = heads_spec()
+    if spec is None:
+        return jax.sharding.get_abstract_mesh().size == 1 or jax.device_count() == 1
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    for side, axes in zip(shape, spec, strict=False):
+        names = (axes,) if isinstance(axes, str) else axes or ()
+        if side % math.prod(sizes[name] for name in names):
+            return False
+    return True

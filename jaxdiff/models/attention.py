@@ -32,6 +32,7 @@ def attend(
     keys = mask[:, 0, 0] if mask is not None and mask.shape == (len(k), 1, 1, k.shape[1]) else None
     simple = bias is None and (mask is None or keys is not None)
     kernel = fused(placement.platform(), q.dtype, q.shape, k.shape[1], simple)
+    q, k, v = placement.along_heads(q, k, v)
     if kernel == "splash":
         return fused_attention.splash(q, k, v, keys)
     if kernel == "cudnn":

@@ -18,11 +18,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxdiff.data import Dataset
 from jaxdiff.methods import TrainState, exported
 from jaxdiff.methods.method import Batch, Metrics
+from jaxdiff.placement import ways
 from jaxdiff.training import parameters, transfer
 from jaxdiff.training.build import Run
 from jaxdiff.training.checkpoint import Checkpoints
 from jaxdiff.training.logs import Logger
-from jaxdiff.training.sharding import bytes_per_device, global_batch, on_device, state_shardings, with_shardings
+from jaxdiff.training.sharding import (
+    bytes_per_device,
+    global_batch,
+    on_device,
+    sizes_of,
+    state_shardings,
+    with_shardings,
+)
 from jaxdiff.training.stop import Stop
 from jaxdiff.trees import Tree, path_name
 
@@ -59,7 +67,7 @@ def shardings_of(declared: Tree) -> Tree:
 
 def example_batch(run: Run, mesh: Mesh) -> dict[str, np.ndarray]:
     """A batch of zeros with the shapes of the data, one example per device."""
-    return run.example(mesh.shape["data"] * mesh.shape["fsdp"])
+    return run.example(ways(mesh))
 
 
 def read_frozen(run: Run) -> dict[str, Tree]:
@@ -129,7 +137,7 @@ def report(run: Run, mesh: Mesh, declared: TrainState, log: Logger) -> None:
             label = key if name in ("averages", "frozen") else f"{name}/{key}"
             sizes.append(f"{label} {bytes_per_device(tree) / 2**20:.1f} MiB")
     count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(declared.params["student"]))
-    shape = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
+    shape = " x ".join(f"{name} {size}" for name, size in sizes_of(mesh).items())
     log.say(f"{count:,} parameters; per device: {', '.join(sizes)}; mesh {shape} on {jax.devices()[0].platform}")
     log.say(f"data: {run.data.name}, {run.data.size:,} examples of shape {run.data.shape}")
 

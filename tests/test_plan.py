@@ -144,6 +144,18 @@ def test_loops_count_as_often_as_they_run():
     assert text.traffic() == 28 * (512 + 512 + 512 + 1 + 4 + 4) + 16 + 64 + 64 + 4
 
 
+def test_kernels_and_transpositions_are_counted():
+    """In the loop 28 times each; transpositions inside a fusion of another kind are not kernels of their own."""
+    lines = """  %k = f32[8,16]{1,0} custom-call(%g), custom_call_target="__attend", backend_config={"x":"y"}
+  %b = f32[8,16]{1,0} custom-call(%g), custom_call_target="AllocateBuffer"
+  %m = f32[16,8]{1,0} transpose(%g), dimensions={1,0}
+  %input_transpose_fusion = f32[16,8]{1,0} fusion(%g), kind=kInput, calls=%sliced
+"""
+    text = hlo.Program(LOOP.replace("  ROOT %t = (s32[]", lines + "  ROOT %t = (s32[]", 1), 8)
+    assert text.kernels() == {"__attend": 28} and text.transposes() == {"per_step": 56, "bytes": 56 * 512}
+    assert hlo.Program(LOOP, 8).kernels() == {} and hlo.Program(LOOP, 8).transposes()["per_step"] == 0
+
+
 def test_a_loop_that_tells_its_count_is_believed():
     """Compilers for GPUs hide the comparison in a fusion and write the count beside the loop."""
     loop = "while(%t0), condition=%condition, body=%body"

@@ -153,6 +153,8 @@ def _compile(traced: Traced, step: Wrapped, given: Step, machine: Topology) -> R
         "fits": hbm["peak"] <= hbm["limit"],
         "hbm": hbm,
         "collectives": hlo.by_kind(text.collectives()),
+        "kernels": text.kernels(),
+        "transposes": text.transposes(),
         "traffic": text.traffic(),
         "compiler": {"flops": counted.get("flops"), "bytes": counted.get("bytes accessed")},
         "compile_seconds": seconds,

@@ -61,6 +61,13 @@ def text(record: Record, title: str) -> str:
     if "refusal" in record:
         lines.append(f"  refused: {record['refusal']}")
     lines += [f"  {line}" for line in _communication(record)]
+    if kernels := record.get("kernels"):
+        runs = ", ".join(f"{target} {count}" for target, count in sorted(kernels.items()))
+        moved = record["transposes"]
+        lines.append(
+            f"  custom kernels, runs per step: {runs}; transpositions on their own: {moved['per_step']} per step, "
+            f"{moved['bytes'] / GIB:.3f} GiB"
+        )
     if "seconds" in record:
         lines.append(f"  {_time(record)}")
     if "largest_batch" in record:

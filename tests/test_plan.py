@@ -104,6 +104,24 @@ def test_the_estimate_follows_from_the_record(compiled):
     assert "fits" in plan.text(record, "x") and "all-gather" in plan.text(record, "x")
 
 
+@needs_libtpu
+def test_parameters_are_gathered_inside_a_slice():
+    """Two slices of four chips, data across them and fsdp inside: a slice holds all parameters, a chip a quarter."""
+    machine = plan.topology("2*v5e:2x2")
+    assert (machine.chips, machine.slices) == (8, 2)
+    devices = program.devices_of(machine)
+    assert sorted({device.slice_index for device in devices}) == [0, 1]
+    run, mesh = prepare(small(data=2, fsdp=4), devices)
+    assert {device.slice_index for device in mesh.devices[0].flat} == {0}
+    params = state.declare(run, mesh).params["student"]
+    large = [leaf for leaf in jax.tree.leaves(params) if leaf.size >= 2**14]
+    assert large and all(4 * np.prod(leaf.sharding.shard_shape(leaf.shape)) == leaf.size for leaf in large)
+    record = plan.make(small(data=2, fsdp=4), machine, devices=devices)
+    assert record["fits"] and record["mesh"] == {"data": 2, "fsdp": 4, "context": 1, "tensor": 1}
+    with pytest.raises(ValueError, match="2 slices"):
+        plan.make(small(data=1, fsdp=8), machine, devices=devices)
+
+
 LOOP = """HloModule m
 %body (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {
   %p = (s32[], f32[8,16]{1,0}) parameter(0)
@@ -319,6 +337,7 @@ def test_command_lines_that_cannot_be(capsys, monkeypatch):
         (["--config=mixture2d"], "--topology=CHIP:SHAPE"),
         (["--config=mixture2d", "--topology=v5:2x2"], "v5e"),
         (["--config=mixture2d", "--topology=v5e"], "CHIP:SHAPE"),
+        (["--config=mixture2d", "--topology=2*h100:8"], "SLICES*CHIP:SHAPE"),
         (["--config=imagenet256_dit", "--topology=h100:8"], "--shape=64,64,3"),
     ]:
         assert cli.main(["plan", *arguments]) == 2

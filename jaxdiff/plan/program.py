@@ -58,9 +58,12 @@ def devices_of(machine: Topology) -> Devices:
         )
     for name, value in ALONE.items():
         os.environ.setdefault(name, value)
-    options = {"chip_config_name": "megacore"} if machine.kind in ("v4", "v5p") else {}
+    options: dict[str, str | int] = {"chip_config_name": "megacore"} if machine.kind in ("v4", "v5p") else {}
+    if machine.slices > 1:
+        options["num_slices"] = machine.slices
+    name = machine.name.rpartition("*")[2]
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=machine.name, **options).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except RuntimeError as error:
         raise ValueError(f"libtpu has no topology {machine.name!r}: {str(error).splitlines()[0]}") from None
 

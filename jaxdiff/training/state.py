@@ -39,7 +39,11 @@ Step: TypeAlias = Any  # a jitted or compiled training step
 
 # Left to itself the TPU's compiler splits a product with a sharded kernel into one per shard, to overlap them with
 # communication, and reads the activations again for each: three times the memory traffic of MMDiT over 16 chips.
-GATHER_FIRST: dict[str, bool | int | float | str] = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+# The second option avoids an internal error of libtpu 0.0.51, which then places two all-gathers at the same address.
+GATHER_FIRST: dict[str, bool | int | float | str] = {
+    "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "false",
+}
 
 
 class NonFinite(RuntimeError):

@@ -45,11 +45,18 @@ def _price(equation: core.JaxprEqn) -> int:
         kernel, axes = _shape(equation.invars[1]), parameters["dimension_numbers"].rhs_spec
         zeros = math.prod(parameters["lhs_dilation"])  # inserted by the gradient of a stride
         return 2 * math.prod(_shape(equation.outvars[0])) * math.prod(kernel) // kernel[axes[0]] // zeros
+    if name.startswith("dot_product_attention_"):  # cuDNN's: two products forward; five backward, with q k' again
+        q, k = _shape(equation.invars[0]), _shape(equation.invars[1])
+        return 2 * (5 if "_bwd" in name else 2) * math.prod(q) * k[1]
     inner = [total(jaxpr) for jaxpr in _inner(parameters)]
     if name == "cond":
         return max(inner)
     if name == "scan":
         return sum(inner) * parameters.get("length", 1)
+    if name == "pallas_call":  # the body is one step of the grid
+        return sum(inner) * math.prod(parameters["grid_mapping"].grid)
+    if name == "shard_map":  # the body is what one device does
+        return sum(inner) * parameters["mesh"].size  # type: ignore[attr-defined]
     return sum(inner)
 
 

@@ -84,12 +84,42 @@ def test_collectives_are_those_of_the_text(compiled):
 
 
 @needs_libtpu
+def test_the_state_is_updated_in_place(compiled):
+    """Every array of the state is donated and reused, and none is copied in main memory."""
+    record, text, _ = compiled
+    assert sum(record["state"].values()) <= record["hbm"]["aliased"] <= record["hbm"]["outputs"]
+    lines = hlo.Program(text, 4).computations[hlo.Program(text, 4).entry]
+    given = {line.name: hlo._bytes(line.type) for line in lines if line.op == "parameter"}
+    assert max(given.values()) >= 2**14
+    copied = [line for line in lines if line.op == "copy" and given.get(line.operands[0], 0) >= 2**14]
+    assert not copied
+
+
+@needs_libtpu
 def test_the_estimate_follows_from_the_record(compiled):
     record, _, _ = compiled
     assert record["seconds"] == max(record["times"].values()) and 0 < record["mfu"] < 1
     assert record["times"]["compute"] == record["flops"]["executed"] / 4 / 197e12
     assert record["traffic"] > record["hbm"]["arguments"] / 2
     assert "fits" in plan.text(record, "x") and "all-gather" in plan.text(record, "x")
+
+
+@needs_libtpu
+def test_parameters_are_gathered_inside_a_slice():
+    """Two slices of four chips, data across them and fsdp inside: a slice holds all parameters, a chip a quarter."""
+    machine = plan.topology("2*v5e:2x2")
+    assert (machine.chips, machine.slices) == (8, 2)
+    devices = program.devices_of(machine)
+    assert sorted({device.slice_index for device in devices}) == [0, 1]
+    run, mesh = prepare(small(data=2, fsdp=4), devices)
+    assert {device.slice_index for device in mesh.devices[0].flat} == {0}
+    params = state.declare(run, mesh).params["student"]
+    large = [leaf for leaf in jax.tree.leaves(params) if leaf.size >= 2**14]
+    assert large and all(4 * np.prod(leaf.sharding.shard_shape(leaf.shape)) == leaf.size for leaf in large)
+    record = plan.make(small(data=2, fsdp=4), machine, devices=devices)
+    assert record["fits"] and record["mesh"] == {"data": 2, "fsdp": 4, "context": 1, "tensor": 1}
+    with pytest.raises(ValueError, match="2 slices"):
+        plan.make(small(data=1, fsdp=8), machine, devices=devices)
 
 
 LOOP = """HloModule m
@@ -130,6 +160,18 @@ def test_loops_count_as_often_as_they_run():
     # in the loop: all-reduce reads and writes 512, all-gather reads 512 (its result is in another memory), and the
     # condition's flag; then the permutation, and of the fused slice one row in, one out, and its index
     assert text.traffic() == 28 * (512 + 512 + 512 + 1 + 4 + 4) + 16 + 64 + 64 + 4
+
+
+def test_kernels_and_transpositions_are_counted():
+    """In the loop 28 times each; transpositions inside a fusion of another kind are not kernels of their own."""
+    lines = """  %k = f32[8,16]{1,0} custom-call(%g), custom_call_target="__attend", backend_config={"x":"y"}
+  %b = f32[8,16]{1,0} custom-call(%g), custom_call_target="AllocateBuffer"
+  %m = f32[16,8]{1,0} transpose(%g), dimensions={1,0}
+  %input_transpose_fusion = f32[16,8]{1,0} fusion(%g), kind=kInput, calls=%sliced
+"""
+    text = hlo.Program(LOOP.replace("  ROOT %t = (s32[]", lines + "  ROOT %t = (s32[]", 1), 8)
+    assert text.kernels() == {"__attend": 28} and text.transposes() == {"per_step": 56, "bytes": 56 * 512}
+    assert hlo.Program(LOOP, 8).kernels() == {} and hlo.Program(LOOP, 8).transposes()["per_step"] == 0
 
 
 def test_a_loop_that_tells_its_count_is_believed():
@@ -201,7 +243,7 @@ def test_the_largest_batch_by_bisection():
 def test_meshes_that_cannot_be_are_refused_with_the_nearest(monkeypatch):
     monkeypatch.setattr(program, "_compile", pytest.fail)
     machine, devices = plan.topology("v5e:2x4"), jax.devices()
-    with pytest.raises(ValueError, match=r"8.*'data': 4, 'fsdp': 2, 'tensor': 1"):
+    with pytest.raises(ValueError, match=r"8.*'data': 4, 'fsdp': 2, 'context': 1, 'tensor': 1"):
         plan.make(small(data=3, fsdp=2), machine, devices=devices)
     config = small(data=8)
     with config.unlocked():
@@ -231,27 +273,12 @@ def test_a_comparison_lists_what_cannot_be_and_passes_other_errors_on(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("given", "nearest"), [((15, 1, 1), (16, 1, 1)), ((2, 5, 2), (2, 4, 2)), ((-1, 3, 1), (4, 4, 1))]
+    ("given", "nearest"), [((15, 1, 1), (16, 1, 1, 1)), ((2, 5, 2), (2, 4, 1, 2)), ((-1, 3, 1), (4, 4, 1, 1))]
 )
 def test_the_nearest_mesh(given, nearest):
-    wanted = str(dict(zip(("data", "fsdp", "tensor"), nearest, strict=True)))
+    wanted = str(dict(zip(("data", "fsdp", "context", "tensor"), nearest, strict=True)))
     with pytest.raises(ValueError, match=wanted):
         make_mesh(*given, range(16))
-
-
-def test_a_size_of_fsdp_that_divides_more_is_told():
-    config = small(data=1, fsdp=8)
-    with config.unlocked():
-        config.model.fields.width = 132  # 4 divides it and 8 does not
-    run, mesh = prepare(config, jax.devices())
-    params = state.declare(run, mesh).params["student"]
-    found = program.finer(config, mesh, params)
-    large = sum(4 * leaf.size for leaf in jax.tree.leaves(params) if leaf.size >= 2**14)
-    rest = sum(4 * leaf.size for leaf in jax.tree.leaves(params)) - large
-    assert found == {"data": 2, "fsdp": 4, "params": large // 4 + rest}
-    config = small(data=1, fsdp=8)
-    run, mesh = prepare(config, jax.devices())
-    assert program.finer(config, mesh, state.declare(run, mesh).params["student"]) is None
 
 
 def test_a_refusal_of_the_compiler_says_what_to_change():
@@ -259,7 +286,11 @@ def test_a_refusal_of_the_compiler_says_what_to_change():
     machine = plan.topology("v5e:4x4")
     record = program._too_large(RuntimeError(message), machine)
     assert record["hbm"] == {"peak": int(27.14 * GIB), "limit": int(15.75 * GIB)} and not record["fits"]
-    record |= {"mesh": {"data": 16, "fsdp": 1, "tensor": 1}, "batch": 256, "state": {"params/student": 9 * GIB}}
+    record |= {
+        "mesh": {"data": 16, "fsdp": 1, "context": 1, "tensor": 1},
+        "batch": 256,
+        "state": {"params/student": 9 * GIB},
+    }
     config = imagenet256_dit.get_config()
     with config.unlocked():
         config.model.remat = ""
@@ -286,7 +317,7 @@ def test_gpus_are_planned_by_their_compiler_where_it_is(tmp_path):
     assert cli.main(["plan", *arguments, "--topology=h100:2x4", f"--out={tmp_path / 'plan.json'}"]) == 0
     record = json.loads((tmp_path / "plan.json").read_text())
     assert record["hbm"]["peak"] >= sum(record["state"].values()) and record["collectives"]["all-reduce"]["in_text"]
-    assert record["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert record["mesh"] == {"data": 8, "fsdp": 1, "context": 1, "tensor": 1}
 
 
 def test_gpus_are_planned_by_lowering(tmp_path, capsys, monkeypatch):
@@ -295,7 +326,10 @@ def test_gpus_are_planned_by_lowering(tmp_path, capsys, monkeypatch):
     assert cli.main(["plan", *arguments, "--topology=h100:8", f"--out={tmp_path / 'plan.json'}"]) == 0
     record = json.loads((tmp_path / "plan.json").read_text())
     assert record["compiler"] == {"lowered_for": ["cuda"]} and record["hbm"]["peak"] is None
-    assert record["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1} and "activations unknown" in capsys.readouterr().out
+    assert (
+        record["mesh"] == {"data": 8, "fsdp": 1, "context": 1, "tensor": 1}
+        and "activations unknown" in capsys.readouterr().out
+    )
 
 
 def test_command_lines_that_cannot_be(capsys, monkeypatch):
@@ -303,6 +337,7 @@ def test_command_lines_that_cannot_be(capsys, monkeypatch):
         (["--config=mixture2d"], "--topology=CHIP:SHAPE"),
         (["--config=mixture2d", "--topology=v5:2x2"], "v5e"),
         (["--config=mixture2d", "--topology=v5e"], "CHIP:SHAPE"),
+        (["--config=mixture2d", "--topology=2*h100:8"], "SLICES*CHIP:SHAPE"),
         (["--config=imagenet256_dit", "--topology=h100:8"], "--shape=64,64,3"),
     ]:
         assert cli.main(["plan", *arguments]) == 2

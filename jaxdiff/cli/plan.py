@@ -52,7 +52,7 @@ COMMAND = Command(
     run,
     (
         Flag("topology", "", "CHIP:SHAPE, for example v5e:16x16 or h100:8"),
-        Flag("compare", "", "meshes to compare: data,fsdp,tensor or sizes such as 4x4x1"),
+        Flag("compare", "", "meshes to compare: data,fsdp,context,tensor or sizes such as 4x4x1"),
         Flag("largest_batch", False, "also search for the largest batch that fits"),
         Flag("shape", "", "shape of one example, used instead of the data, for example 32,32,4"),
         Flag("classes", 0, "with --shape: number of classes"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,12 @@ from flax import linen as nn
 from flax.typing import Dtype
 from jaxtyping import Array, Bool, Float
 
-from jaxdiff.models import initializers, taps
+from jaxdiff import placement
+from jaxdiff.models import fused_attention, initializers, taps
 from jaxdiff.models.initializers import Initializer
+
+MIN_TOKENS = 256  # of queries and of keys, for splash attention
+FORWARD_MODE = contextvars.ContextVar("forward_mode", default=False)
 
 
 def attend(
@@ -22,26 +28,47 @@ def attend(
     bias: Float[Array, ...] | None = None,
     mask: Bool[Array, ...] | None = None,
 ) -> Float[Array, "b n h d"]:
-    """softmax(q k' / sqrt(d) + bias) v, using the platform's fused kernel where it supports these arguments."""
-    plain = bias is None and mask is None
-    kernel = fused(_platform(), q.dtype, q.shape[-1], plain)
-    return jax.nn.dot_product_attention(q, k, v, bias, mask, implementation=kernel)
+    """softmax(q k' / sqrt(d) + bias) v, by a fused kernel where the target platform has one for these arguments."""
+    keys = mask[:, 0, 0] if mask is not None and mask.shape == (len(k), 1, 1, k.shape[1]) else None
+    simple = bias is None and (mask is None or keys is not None)
+    kernel = fused(placement.platform(), q.dtype, q.shape, k.shape[1], simple)
+    q, k, v = placement.along_heads(q, k, v)
+    if kernel == "splash":
+        return fused_attention.splash(q, k, v, keys)
+    if kernel == "cudnn":
+        return fused_attention.cudnn(q, k, v, keys)
+    return jax.nn.dot_product_attention(q, k, v, bias, mask, implementation="xla")
 
 
-def fused(platform: str, dtype: Dtype, width: int, plain: bool) -> Literal["cudnn", "xla"]:
-    """The implementation to use: cuDNN needs half precision, heads of width 8, 16, ..., 128, and no mask or bias."""
-    half = dtype in (jnp.bfloat16, jnp.float16)
-    if platform == "cuda" and half and width % 8 == 0 and width <= 128 and plain:
+def fused(platform: str, dtype: Dtype, shape: tuple[int, ...], keys: int, simple: bool) -> str:
+    """The kernel for queries [b n h d] and a number of keys: cudnn, splash or xla, the plain form.
+
+    `simple` means that there is no bias, and no mask but of keys. cuDNN takes half precision and heads of width 8, 16,
+    ..., 128. Splash attention, for TPUs, takes each device's own part of the batch and of the heads; below MIN_TOKENS
+    queries or keys the weights are too few to matter.
+    """
+    if FORWARD_MODE.get() or not simple:
+        return "xla"
+    half, width = dtype in (jnp.bfloat16, jnp.float16), shape[-1]
+    if platform == "cuda" and half and width % 8 == 0 and width <= 128:
         return "cudnn"
+    long = min(shape[1], keys) >= MIN_TOKENS
+    if platform == "tpu" and dtype in (jnp.bfloat16, jnp.float32) and long and placement.divides(shape):
+        return "splash"
     return "xla"
 
 
-def _platform() -> str:
-    """The default platform, "cuda" distinguished from other GPUs."""
-    backend = jax.default_backend()
-    if backend == "gpu" and "cuda" in jax.devices()[0].client.platform_version:
-        return "cuda"
-    return backend
+@contextlib.contextmanager
+def forward_mode() -> Iterator[None]:
+    """Use the plain form inside, which `jax.jvp` can differentiate; no fused kernel has forward mode.
+
+    For use around the `jax.jvp` of a function being traced: programs that are already traced do not change.
+    """
+    token = FORWARD_MODE.set(True)
+    try:
+        yield
+    finally:
+        FORWARD_MODE.reset(token)
 
 
 def qkv_heads(

@@ -49,7 +49,7 @@ def block_stack(
     def unrolled(carry: Tree, c: Tree, *each: Tree) -> Tree:
         carries = []
         for i in range(depth):
-            carry = block(**fields, name=f"{name}_{i}")(placement.along_batch(carry), c, *(items[i] for items in each))
+            carry = block(**fields, name=f"{name}_{i}")(placement.along_tokens(carry), c, *(items[i] for items in each))
             carries.append(carry)
         return (carry, carries) if keep else carry
 
@@ -76,7 +76,7 @@ class _ScanBody(nn.Module):
 
     @nn.compact
     def __call__(self, carry: Tree, c: Tree, *each: Tree) -> tuple[Tree, Tree]:
-        carry = self.block(**dict(self.fields), name="block")(placement.along_batch(carry), c, *each)
+        carry = self.block(**dict(self.fields), name="block")(placement.along_tokens(carry), c, *each)
         return carry, carry if self.keep else None
 
 

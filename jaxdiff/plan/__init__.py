@@ -15,7 +15,7 @@ from jaxdiff.plan.report import Record, advice, estimate, text
 
 __all__ = ["CHIPS", "Topology", "advice", "blank", "compare", "make", "meshed", "text", "topology"]
 
-MESHES = ("data", "fsdp", "tensor")
+MESHES = ("data", "fsdp", "context", "tensor")
 
 
 def make(config: ConfigDict, machine: Topology, largest_batch: bool = False, devices: Devices | None = None) -> Record:
@@ -55,23 +55,31 @@ def compare(
 
 
 def meshed(config: ConfigDict, name: str, chips: int) -> ConfigDict:
-    """The config on a mesh: `data`, `fsdp`, `tensor` (2 by default, the rest fsdp) or sizes such as 4x4x1."""
+    """The config on a mesh: `data`, `fsdp`, `context` or `tensor` (2 by default, the rest fsdp), or sizes.
+
+    Sizes are DATAxFSDPxTENSOR, such as 4x4x1, or DATAxFSDPxCONTEXTxTENSOR.
+    """
     copy = config.copy_and_resolve_references()
-    sizes: tuple[int, ...]
+    sizes: list[int]
     if name == "data":
-        sizes = (chips, 1, 1)
+        sizes = [chips, 1, 1, 1]
     elif name == "fsdp":
-        sizes = (1, chips, 1)
+        sizes = [1, chips, 1, 1]
+    elif name == "context":
+        sizes = [1, -1, max(config.mesh.context, 2), 1]
     elif name == "tensor":
-        sizes = (1, -1, max(config.mesh.tensor, 2))
+        sizes = [1, -1, 1, max(config.mesh.tensor, 2)]
     else:
-        sizes = tuple(int(size) if size.isdigit() else 0 for size in name.split("x"))
-        if len(sizes) != 3 or 0 in sizes:
+        sizes = [int(size) if size.isdigit() else 0 for size in name.split("x")]
+        if len(sizes) == 3:
+            sizes.insert(2, 1)
+        if len(sizes) != 4 or 0 in sizes:
             raise ValueError(
-                f"a mesh to compare is {', '.join(MESHES)} or DATAxFSDPxTENSOR such as 4x4x1; got {name!r}"
+                f"a mesh to compare is {', '.join(MESHES)}, DATAxFSDPxTENSOR such as 4x4x1, or "
+                f"DATAxFSDPxCONTEXTxTENSOR such as 1x64x4x1; got {name!r}"
             )
     with copy.unlocked():
-        copy.mesh.data, copy.mesh.fsdp, copy.mesh.tensor = sizes
+        copy.mesh.data, copy.mesh.fsdp, copy.mesh.context, copy.mesh.tensor = sizes
     return copy
 
 

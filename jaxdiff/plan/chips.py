@@ -41,11 +41,12 @@ TPUS = ("v4", "v5e", "v5p", "v6e")
 
 
 class Topology(NamedTuple):
-    """A topology by name: `v5e:4x4` is 16 chips of one pod slice, `h100:8` eight GPUs."""
+    """A topology by name: `v5e:4x4` is 16 chips of one pod slice, `2*v5e:4x4` two such slices, `h100:8` eight GPUs."""
 
     name: str
     kind: str
     chips: int
+    slices: int = 1
 
     @property
     def chip(self) -> Chip:
@@ -57,9 +58,15 @@ class Topology(NamedTuple):
 
 
 def topology(name: str) -> Topology:
-    """The topology of a name such as v5e:16x16, v5p:2x2x4 or h100:8."""
-    kind, _, shape = name.partition(":")
+    """The topology of a name such as v5e:16x16, v5p:2x2x4, 2*v5e:16x16 or h100:8."""
+    count, _, slice_name = name.rpartition("*")
+    kind, _, shape = slice_name.partition(":")
     choose(kind, CHIPS, "chip")
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
-        raise ValueError(f"a topology is CHIP:SHAPE, for example v5e:4x4, v5p:2x2x2 or h100:8; got {name!r}")
-    return Topology(name, kind, math.prod(int(side) for side in shape.split("x")))
+    wrong = bool(count) and (kind not in TPUS or not re.fullmatch(r"[1-9]\d*", count))
+    if wrong or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+        raise ValueError(
+            "a topology is CHIP:SHAPE, for example v5e:4x4, v5p:2x2x2 or h100:8, or of TPUs SLICES*CHIP:SHAPE, for "
+            f"example 2*v5e:4x4; got {name!r}"
+        )
+    slices = int(count or 1)
+    return Topology(name, kind, slices * math.prod(int(side) for side in shape.split("x")), slices)

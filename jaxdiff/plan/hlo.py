@@ -103,6 +103,27 @@ class Program:
                     found.setdefault(channel[1] if channel else f"{name}/{line.name}", one)
         return list(found.values())
 
+    def kernels(self) -> dict[str, int]:
+        """Runs per step of the kernels that XLA did not generate, by target: attention, cuBLAS, cuDNN."""
+        found: dict[str, int] = {}
+        for name, lines in self.computations.items():
+            for line in lines:
+                target = re.search(r'custom_call_target="(tpu_custom_call|__[^"]+)"', line.attributes)
+                if target and name in self.times and line.op == "custom-call":
+                    found[target[1]] = found.get(target[1], 0) + self.times[name]
+        return found
+
+    def transposes(self) -> dict[str, int]:
+        """Transpositions that are kernels of their own: how many run per step, and bytes of their results."""
+        found = {"per_step": 0, "bytes": 0}
+        for name, lines in self.computations.items():
+            for line in lines:
+                moves = line.op == "transpose" or (line.op == "fusion" and "transpose" in line.name)
+                if moves and name in self.times and name not in self.fused:
+                    found["per_step"] += self.times[name]
+                    found["bytes"] += self.times[name] * _bytes(line.type)
+        return found
+
     def traffic(self) -> int:
         """Bytes between a chip's main memory and its kernels per step."""
         total = 0

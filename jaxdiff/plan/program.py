@@ -25,8 +25,7 @@ from jaxdiff.plan import gpus, hlo
 from jaxdiff.plan.chips import Topology
 from jaxdiff.plan.report import Record
 from jaxdiff.training import Run, prepare, state
-from jaxdiff.training.sharding import bytes_per_device, make_mesh, state_shardings, with_shardings
-from jaxdiff.trees import Params
+from jaxdiff.training.sharding import bytes_per_device, sizes_of
 
 # libtpu without a TPU: allow several processes, no metadata queries, no warnings about missing hardware
 ALONE = {
@@ -59,9 +58,12 @@ def devices_of(machine: Topology) -> Devices:
         )
     for name, value in ALONE.items():
         os.environ.setdefault(name, value)
-    options = {"chip_config_name": "megacore"} if machine.kind in ("v4", "v5p") else {}
+    options: dict[str, str | int] = {"chip_config_name": "megacore"} if machine.kind in ("v4", "v5p") else {}
+    if machine.slices > 1:
+        options["num_slices"] = machine.slices
+    name = machine.name.rpartition("*")[2]
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=machine.name, **options).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except RuntimeError as error:
         raise ValueError(f"libtpu has no topology {machine.name!r}: {str(error).splitlines()[0]}") from None
 
@@ -103,38 +105,17 @@ def analyse(config: ConfigDict, machine: Topology, devices: Devices) -> Record:
     parts = held(given[0])
     away = tuple(name for name in parts if config.teacher.offload and name.startswith("frozen/"))
     record = {
-        "mesh": dict(mesh.shape),
+        "mesh": sizes_of(mesh),
         "batch": config.data.batch_size,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(given[0].params["student"])),
         "state": {name: size for name, size in parts.items() if name not in away},
         "host": {name: size for name, size in parts.items() if name in away},
         "flops": {"model": _model_flops(config, devices, executed), "executed": executed},
     }
-    record["finer"] = finer(config, mesh, given[0].params["student"])
     step = step_of(run, mesh, given)
     if not machine.tpu and devices[0].platform == "cpu":
         return record | _export_cuda(step, given, machine)
     return record | _compile(traced, step, given, machine)
-
-
-def finer(config: ConfigDict, whole: Mesh, params: Params) -> dict[str, int] | None:
-    """A smaller size of fsdp that leaves fewer parameters per chip than this one, if there is one.
-
-    An array is split along one axis, which that size must divide: 1152 is a multiple of 128 but not of 256.
-    """
-    shape, devices = whole.shape, list(whole.devices.flat)
-    ways = shape["data"] * shape["fsdp"]
-
-    def left(fsdp: int) -> int:
-        mesh = make_mesh(ways // fsdp, fsdp, shape["tensor"], devices)
-        shardings = state_shardings({"params": params}, mesh, config.mesh.min_size)
-        return bytes_per_device(with_shardings(params, shardings["params"]))
-
-    sizes = {fsdp: left(fsdp) for fsdp in range(2, shape["fsdp"] + 1) if ways % fsdp == 0}
-    best = min(sizes, key=lambda fsdp: (sizes[fsdp], fsdp), default=shape["fsdp"])
-    if best == shape["fsdp"]:
-        return None
-    return {"data": ways // best, "fsdp": best, "params": sizes[best]}
 
 
 def _model_flops(config: ConfigDict, devices: Devices, executed: int) -> int:
@@ -175,6 +156,8 @@ def _compile(traced: Traced, step: Wrapped, given: Step, machine: Topology) -> R
         "fits": hbm["peak"] <= hbm["limit"],
         "hbm": hbm,
         "collectives": hlo.by_kind(text.collectives()),
+        "kernels": text.kernels(),
+        "transposes": text.transposes(),
         "traffic": text.traffic(),
         "compiler": {"flops": counted.get("flops"), "bytes": counted.get("bytes accessed")},
         "compile_seconds": seconds,

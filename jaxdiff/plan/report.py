@@ -25,7 +25,7 @@ def advice(record: Record, config: ConfigDict, machine: Topology) -> list[str]:
     if record["fits"]:
         return []
     lines, state, limit = [], sum(record["state"].values()), record["hbm"]["limit"]
-    if state > limit / 3 and record["mesh"]["fsdp"] < machine.chips:
+    if state > limit / 3 and record["mesh"]["fsdp"] * record["mesh"]["context"] < machine.chips:
         lines.append(
             f"the state alone takes {state / GIB:.2f} GiB per chip; shard it over all chips: "
             "--config.mesh.data=1 --config.mesh.fsdp=-1 --config.mesh.tensor=1"
@@ -58,14 +58,16 @@ def text(record: Record, title: str) -> str:
         f"  FLOPs per step: {record['flops']['model']:.4g} of the model, {record['flops']['executed']:.4g} with "
         f"recomputation (counted in the traced step, including loops); {_compiler(record)}",
     ]
-    if finer := record.get("finer"):
-        lines.append(
-            f"  not every array divides by fsdp {record['mesh']['fsdp']}: with --config.mesh.data={finer['data']} "
-            f"--config.mesh.fsdp={finer['fsdp']} params would take {finer['params'] / GIB:.3f} GiB"
-        )
     if "refusal" in record:
         lines.append(f"  refused: {record['refusal']}")
     lines += [f"  {line}" for line in _communication(record)]
+    if kernels := record.get("kernels"):
+        runs = ", ".join(f"{target} {count}" for target, count in sorted(kernels.items()))
+        moved = record["transposes"]
+        lines.append(
+            f"  custom kernels, runs per step: {runs}; transpositions on their own: {moved['per_step']} per step, "
+            f"{moved['bytes'] / GIB:.3f} GiB"
+        )
     if "seconds" in record:
         lines.append(f"  {_time(record)}")
     if "largest_batch" in record:

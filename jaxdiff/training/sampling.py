@@ -20,9 +20,9 @@ from ml_collections import ConfigDict
 
 from jaxdiff.conditions import Cond
 from jaxdiff.data import Dataset, DataSpec
-from jaxdiff.placement import BATCH
+from jaxdiff.placement import BATCH, ways
 from jaxdiff.training.build import Run
-from jaxdiff.training.sharding import Devices, make_mesh
+from jaxdiff.training.sharding import Devices, config_mesh, make_mesh
 from jaxdiff.trees import Tree
 
 Samples = tuple[np.ndarray, np.ndarray | None]  # images, labels
@@ -33,7 +33,7 @@ NOISE, LABEL, SOLVER, CORRECTION = range(4)  # purposes folded into a key
 def mesh_of(config: ConfigDict, devices: Devices = None) -> Mesh:
     """The run's mesh if it fits the available devices, else a mesh that shards only the batch."""
     try:
-        return make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
+        return config_mesh(config, devices)
     except ValueError:
         return make_mesh(devices=devices)
 
@@ -171,8 +171,8 @@ class Sampler:
 
         Latents are decoded to images if the config has an autoencoder, unless `decode` is False.
         """
-        ways = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
-        size = -(-min(self.run.config.sample.batch_size, max(count, 1)) // ways) * ways
+        shares = ways(self.mesh)
+        size = -(-min(self.run.config.sample.batch_size, max(count, 1)) // shares) * shares
         for start in range(0, count, size):
             if stop():
                 return

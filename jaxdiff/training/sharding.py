@@ -1,12 +1,15 @@
-"""Sharding: a (data, fsdp, tensor) mesh, and rules from parameter paths to mesh axes.
+"""Sharding: a (data, fsdp, context, tensor) mesh, and rules from parameter paths to mesh axes.
 
-A batch is sharded over data and fsdp. A parameter is sharded over tensor along the axis that a rule names (attention
-heads, MLP width), and over fsdp along its largest remaining divisible axis; otherwise it is replicated. The paths of
-optimizer moments and averages end like those of their parameters, so the same rules apply to them.
+A batch is sharded over data and fsdp, the tokens of a transformer over context. A parameter is sharded over tensor
+along the axis that a rule names (attention heads, MLP width), and over fsdp and context along its largest remaining
+divisible axis. fsdp is two axes of the mesh, a large and a small factor: where no axis of an array divides by the whole
+(1,152 over 256), two of them are split. The paths of optimizer moments and averages end like those of their parameters,
+so the same rules apply to them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -16,11 +19,15 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
 
-from jaxdiff.placement import BATCH
+from jaxdiff.placement import BATCH, FSDP_AXES, ways
 from jaxdiff.trees import Path, Tree, path_name
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", *FSDP_AXES, "context", "tensor")
+STATE_AXES = (*FSDP_AXES, "context")  # over which parameters are split
+TOKENS = ("dit", "mdt", "pixart", "mmdit")  # networks whose tokens a context axis splits
+MINOR = 8  # at most, the smaller factor of fsdp
 Devices: TypeAlias = Any  # a sequence of devices; None: all of them
 HOST = "pinned_host"  # host memory that devices can read directly
 
@@ -34,10 +41,14 @@ TENSOR_RULES = (
 )
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Devices = None) -> Mesh:
-    """A mesh over all devices; one size may be -1 and is inferred from the others."""
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Devices = None, context: int = 1) -> Mesh:
+    """A mesh over all devices; one size may be -1 and is inferred from the others.
+
+    Devices of several slices are ordered by slice, and `data` must split over the slices: parameters are then gathered
+    inside a slice, and only gradients cross between slices.
+    """
     devices = jax.devices() if devices is None else devices
-    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+    sizes = {"data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
     free = [name for name, size in sizes.items() if size == -1]
     known = math.prod(size for size in sizes.values() if size != -1)
     bad = len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values())
@@ -49,15 +60,48 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Devices =
         )
     if free:
         sizes[free[0]] = len(devices) // known
-    return Mesh(np.asarray(devices).reshape(tuple(sizes.values())), AXES)
+    slices = {getattr(device, "slice_index", 0) for device in devices}
+    if sizes["data"] % len(slices):
+        raise ValueError(
+            f"mesh.data={sizes['data']} does not split over the {len(slices)} slices of these devices, between which "
+            f"links are slow; choose a multiple of {len(slices)}, and fsdp, context and tensor inside a slice"
+        )
+    ordered = sorted(devices, key=lambda device: getattr(device, "slice_index", 0))
+    minor = _minor(sizes["fsdp"])
+    shape = (sizes["data"], sizes["fsdp"] // minor, minor, sizes["context"], sizes["tensor"])
+    return Mesh(np.asarray(ordered).reshape(shape), AXES)
+
+
+def config_mesh(config: ConfigDict, devices: Devices = None) -> Mesh:
+    """The mesh of a config."""
+    c = config.mesh
+    if c.context > 1 and config.model.name not in TOKENS:
+        raise ValueError(
+            f"mesh.context={c.context} splits the tokens of a transformer ({', '.join(TOKENS)}), and model.name is "
+            f"{config.model.name!r}; set it to 1 and raise mesh.data or mesh.fsdp"
+        )
+    return make_mesh(c.data, c.fsdp, c.tensor, devices, c.context)
+
+
+def _minor(fsdp: int) -> int:
+    """The smaller factor of fsdp: the largest power of two up to MINOR and to the square root."""
+    return max(size for size in (1, 2, 4, MINOR) if fsdp % size == 0 and size * size <= fsdp)
+
+
+def sizes_of(mesh: Mesh) -> dict[str, int]:
+    """The sizes of a mesh as a config has them: fsdp as one."""
+    return {
+        "data": mesh.shape["data"],
+        "fsdp": ways(mesh, FSDP_AXES),
+        "context": mesh.shape["context"],
+        "tensor": mesh.shape["tensor"],
+    }
 
 
 def _nearest(sizes: Mapping[str, int], count: int) -> dict[str, int]:
     """The mesh of `count` devices closest in ratio to the requested sizes; sizes that are not positive are free."""
     divisors = [n for n in range(1, count + 1) if count % n == 0]
-    found: list[tuple[int, ...]] = [
-        (a, b, count // (a * b)) for a in divisors for b in divisors if count % (a * b) == 0
-    ]
+    found = [shape for shape in itertools.product(divisors, repeat=len(sizes)) if math.prod(shape) == count]
 
     def distance(mesh: tuple[int, ...]) -> float:
         return sum(abs(math.log(n / size)) for n, size in zip(mesh, sizes.values(), strict=True) if size > 0)
@@ -68,19 +112,19 @@ def _nearest(sizes: Mapping[str, int], count: int) -> dict[str, int]:
 
 def check_batch(batch_size: int, mesh: Mesh, parts: int = 1) -> None:
     """Check that the global batch divides over the devices that shard it, in every accumulation step."""
-    ways = mesh.shape["data"] * mesh.shape["fsdp"] * parts
-    if batch_size % ways or batch_size < ways:
-        nearest = max(ways, round(batch_size / ways) * ways)
+    shares = ways(mesh) * parts
+    if batch_size % shares or batch_size < shares:
+        nearest = max(shares, round(batch_size / shares) * shares)
         raise ValueError(
-            f"a global batch of {batch_size} does not divide over {mesh.shape['data']} x {mesh.shape['fsdp']} "
+            f"a global batch of {batch_size} does not divide over {mesh.shape['data']} x {ways(mesh, FSDP_AXES)} "
             f"(data x fsdp) devices in {parts} accumulation step(s); the nearest batch that does is {nearest}"
         )
 
 
 def spec_of(name: str, shape: tuple[int, ...], mesh: Mesh, min_size: int = 2**14) -> PartitionSpec:
     """The sharding of one array; arrays with fewer than `min_size` elements are not sharded over fsdp."""
-    axes: list[str | None] = [None] * len(shape)
-    tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
+    axes: list[str | tuple[str, ...] | None] = [None] * len(shape)
+    tensor = mesh.shape["tensor"]
     for pattern, axis in TENSOR_RULES:
         if tensor > 1 and re.search(pattern, name) and len(shape) >= -axis:
             if shape[axis] % tensor and "opt_state" in name:
@@ -93,11 +137,26 @@ def spec_of(name: str, shape: tuple[int, ...], mesh: Mesh, min_size: int = 2**14
                 )
             axes[axis] = "tensor"
             break
-    if fsdp > 1 and math.prod(shape) >= min_size:
-        free = [i for i, axis in enumerate(axes) if axis is None and shape[i] % fsdp == 0]
-        if free:
-            axes[max(free, key=lambda i: (shape[i], i))] = "fsdp"
+    if ways(mesh, STATE_AXES) > 1 and math.prod(shape) >= min_size:
+        free = {i: shape[i] for i, axis in enumerate(axes) if axis is None}
+        for i, names in _split(free, {name: mesh.shape[name] for name in STATE_AXES if mesh.shape[name] > 1}).items():
+            axes[i] = names if len(names) > 1 else names[0]
     return PartitionSpec(*axes)
+
+
+def _split(free: Mapping[int, int], mesh: Mapping[str, int]) -> dict[int, tuple[str, ...]]:
+    """Mesh axes for the free axes of an array: the finest split, along as few and as large axes as possible."""
+    best: dict[int, tuple[str, ...]] = {}
+    rank: tuple = ()
+    for places in itertools.product((None, *free), repeat=len(mesh)):
+        found = {i: tuple(name for name, at in zip(mesh, places, strict=True) if at == i) for i in free if i in places}
+        parts = {i: math.prod(mesh[name] for name in names) for i, names in found.items()}
+        if all(free[i] % count == 0 for i, count in parts.items()):
+            order = sorted(((free[i], i) for i in found), reverse=True)
+            score = (math.prod(parts.values()), -len(found), order, [parts[i] for _, i in order])
+            if not rank or score > rank:
+                best, rank = found, score
+    return best
 
 
 def state_shardings(abstract: Tree, mesh: Mesh, min_size: int = 2**14, offload: bool = False) -> Tree:

@@ -23,6 +23,7 @@ from jaxdiff import autoencoders, evaluation, noise
 from jaxdiff.data import Dataset, prefetch, spec
 from jaxdiff.methods import TrainState, exported
 from jaxdiff.methods.tracking import averages_of
+from jaxdiff.placement import ways
 from jaxdiff.training import distributed, export, snapshots, state
 from jaxdiff.training.build import Run, build, load_data
 from jaxdiff.training.checkpoint import Checkpoints
@@ -31,7 +32,7 @@ from jaxdiff.training.curriculum import stages
 from jaxdiff.training.evaluate import eval_sampler, evaluate, main_metric
 from jaxdiff.training.logs import Logger
 from jaxdiff.training.sampling import Sampler, captions_of
-from jaxdiff.training.sharding import Devices, check_batch, check_host_memory, fetch, global_batch, make_mesh
+from jaxdiff.training.sharding import Devices, check_batch, check_host_memory, config_mesh, fetch, global_batch
 from jaxdiff.training.state import Guard, check_finite, compile_step, declare, guarded_step, save
 from jaxdiff.training.stop import Stop
 
@@ -80,12 +81,11 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, quiet: bool = False
 def prepare(config: ConfigDict, devices: Devices = None) -> tuple[Run, Mesh]:
     """The run with its data, and its mesh; rejects what this machine cannot do."""
     run = build(config, load_data(config))
-    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
+    mesh = config_mesh(config, devices)
     check_batch(config.data.batch_size, mesh, config.optim.accum_steps)
     c = config.noise
     if c.assignment != "none":
-        ways = mesh.shape["data"] * mesh.shape["fsdp"]
-        noise.check_coupling(c.assignment, config.data.batch_size, ways, **plain(c.assignment_options))
+        noise.check_coupling(c.assignment, config.data.batch_size, ways(mesh), **plain(c.assignment_options))
     if config.teacher.offload and run.method.frozen:
         check_host_memory(mesh.devices.flat[0])
     autoencoders.check_files(config)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxdiff import denoisers, flops, models, solvers
-from jaxdiff.models import DiT, MMDiT, UNet, attention, convolution, dit, embeddings, mmdit, stacks, taps, transformer
+from jaxdiff.models import DiT, MMDiT, UNet, convolution, dit, embeddings, mmdit, stacks, taps, transformer
 from jaxdiff.trees import by_name
 
 TEXT = {"text": jnp.zeros((1, 7, 2048)), "pooled": jnp.zeros((1, 2048))}
@@ -200,42 +200,6 @@ def test_remat_policies_recompute_everything_attention_or_no_product():
     assert work["full"] > work["dots_no_batch"] > work["dots"] == work[""]
     attention = 2 * (2 * 2 * 16 * 16 * model.width)  # q k' and the sum over v, multiply-adds of two images of 16 tokens
     assert work["dots_no_batch"] - work["dots"] == attention
-
-
-@pytest.mark.parametrize(
-    ("platform", "dtype", "width", "plain", "kernel"),
-    [
-        ("cuda", jnp.bfloat16, 72, True, "cudnn"),
-        ("cuda", jnp.float32, 72, True, "xla"),
-        ("cuda", jnp.bfloat16, 20, True, "xla"),
-        ("cuda", jnp.bfloat16, 256, True, "xla"),
-        ("cuda", jnp.bfloat16, 64, False, "xla"),
-        ("tpu", jnp.bfloat16, 64, True, "xla"),
-        ("rocm", jnp.bfloat16, 64, True, "xla"),
-    ],
-)
-def test_attention_is_fused_where_the_platform_can(platform, dtype, width, plain, kernel):
-    assert attention.fused(platform, dtype, width, plain) == kernel
-
-
-def test_the_platform_chooses_the_attention(monkeypatch):
-    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8), jnp.bfloat16)
-    asked = []
-    original = jax.nn.dot_product_attention
-    monkeypatch.setattr(
-        jax.nn,
-        "dot_product_attention",
-        lambda *args, implementation, **rest: asked.append(implementation) or original(*args, **rest),
-    )
-    mask = jnp.ones((2, 1, 1, 5), bool)
-    with jax.numpy_dtype_promotion("standard"):
-        here = attention.attend(q, k, v)
-        exact = jnp.einsum("bhnm,bmhd->bnhd", taps.attention_map(q, k), v.astype(jnp.float32))
-        monkeypatch.setattr(attention, "_platform", lambda: "cuda")
-        attention.attend(q, k, v)
-        attention.attend(q, k, v, mask=mask)
-    assert asked == ["xla", "cudnn", "xla"]
-    np.testing.assert_allclose(here.astype(jnp.float32), exact, atol=0.03)
 
 
 @pytest.mark.parametrize("name", ["dit", "mmdit"])

@@ -15,7 +15,7 @@ from jaxdiff import solvers
 from jaxdiff.training import prepare, trainer
 from jaxdiff.training.checkpoint import CheckpointError, Checkpoints
 from jaxdiff.training.export import read_config, write_config
-from jaxdiff.training.sharding import make_mesh
+from jaxdiff.training.sharding import make_mesh, sizes_of
 
 ONE = jax.devices()[:1]
 PIXELS = np.zeros((8, 8, 8, 3), np.uint8)
@@ -97,7 +97,10 @@ def finished(tmp_path_factory):
             {"data.batch_size": 9, "optim.accum_steps": 2},
             "a global batch of 9 does not divide over 1 x 1 (data x fsdp)",
         ),
-        ({"mesh.fsdp": 2}, "a mesh of {'data': -1, 'fsdp': 2, 'tensor': 1} does not fit 1 devices: the product must"),
+        (
+            {"mesh.fsdp": 2},
+            "a mesh of {'data': -1, 'fsdp': 2, 'context': 1, 'tensor': 1} does not fit 1 devices: the product must",
+        ),
     ],
 )
 def test_a_config_that_is_wrong_leaves_no_folder(tmp_path, changes, message):
@@ -196,7 +199,7 @@ def test_every_grid_of_the_config_nests(kind):
 def test_a_batch_that_does_not_divide_names_the_nearest_that_does(size, parts, nearest):
     changes = {"data.batch_size": size, "optim.accum_steps": parts, "mesh.data": 4, "mesh.fsdp": 2}
     if nearest is None:
-        assert prepare(config_of(POINTS, changes))[1].shape == {"data": 4, "fsdp": 2, "tensor": 1}
+        assert sizes_of(prepare(config_of(POINTS, changes))[1]) == {"data": 4, "fsdp": 2, "context": 1, "tensor": 1}
         return
     with pytest.raises(ValueError, match=rf"batch of {size} .*4 x 2 .* in {parts} .*nearest .*is {nearest}$"):
         prepare(config_of(POINTS, changes))

@@ -1,5 +1,7 @@
 """One device, eight, and meshes of them: the same losses, parameters and images; checkpoints that move between them."""
 
+from dataclasses import dataclass
+
 import jax
 import numpy as np
 import pytest
@@ -31,7 +33,16 @@ MESHES = {
     "data": {"mesh.data": 8},
     "fsdp": {"mesh.data": 1, "mesh.fsdp": 8},
     "data_fsdp_tensor": {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2},
+    "fsdp_context": {"mesh.data": 1, "mesh.fsdp": 4, "mesh.context": 2},
 }
+
+
+@dataclass(frozen=True)
+class Chip:
+    id: int
+    slice_index: int = 0
+
+
 COUNT = 6  # images, a number that no mesh divides
 
 
@@ -49,7 +60,7 @@ def single(request, tmp_path_factory):
 
 
 # the last mesh has all three axes: what holds there and, for one method, on the others holds for the rest
-CASES = [("diffusion", "data"), *((method, "data_fsdp_tensor") for method in METHODS)]
+CASES = [("diffusion", "data"), ("diffusion", "fsdp_context"), *((method, "data_fsdp_tensor") for method in METHODS)]
 
 
 @pytest.mark.parametrize(("single", "name"), CASES, indirect=["single"])
@@ -72,7 +83,7 @@ def test_meshes_agree_with_one_device(single, tmp_path, name):
 
 def assert_split(state, name):
     """What each device really holds, of a parameter, its moments, its average and its teacher."""
-    parts = {"data": (1, 1), "fsdp": (8, 1), "data_fsdp_tensor": (2, 2)}[name]
+    parts = {"data": (1, 1), "fsdp": (8, 1), "data_fsdp_tensor": (2, 2), "fsdp_context": (8, 1)}[name]
     fsdp, tensor = parts
     others = [*state.averages.values(), *state.frozen.values()]
     for tree in (state.params["student"], state.opt_state["student"][1][0].mu, *(tree for tree in others if tree)):
@@ -81,7 +92,7 @@ def assert_split(state, name):
         assert {s.data.shape for s in kernel.addressable_shards} == {(32 // fsdp, 3, 4 // tensor, 8)}
         wide = tree["blocks_0"]["mlp"]["in"]["kernel"]
         assert wide.shape == (32, 128)
-        held = {"data": (32, 128), "fsdp": (32, 16), "data_fsdp_tensor": (16, 64)}[name]
+        held = {"data": (32, 128), "fsdp": (32, 16), "data_fsdp_tensor": (16, 64), "fsdp_context": (32, 16)}[name]
         assert {s.data.shape for s in wide.addressable_shards} == {held}
     assert len({s.device for s in kernel.addressable_shards}) == 8
     assert {s.data.shape for s in tree["final"]["out"]["bias"].addressable_shards} == {(4,)}
@@ -135,18 +146,64 @@ def test_images_do_not_depend_on_the_batch_or_the_devices():
 
 
 def test_rules_place_heads_and_widths_over_tensor_and_the_largest_axis_over_fsdp():
-    mesh = make_mesh(1, 4, 2)
+    mesh, both = make_mesh(1, 4, 2), ("fsdp", "fsdp_minor")  # 2 x 2
     spec = lambda name, shape, size=1: tuple(spec_of(name, shape, mesh, size))  # noqa: E731
-    assert spec("params/blocks_0/attention/qkv/kernel", (32, 3, 4, 8)) == ("fsdp", None, "tensor", None)
-    assert spec("params/blocks/attention/qkv/kernel", (6, 32, 3, 4, 8)) == (None, "fsdp", None, "tensor", None)
-    assert spec("params/blocks_0/attention/qkv/bias", (3, 4, 8)) == (None, "tensor", "fsdp")
-    assert spec("params/blocks_0/attention/out/kernel", (4, 8, 32)) == ("tensor", None, "fsdp")
-    assert spec("opt_state/0/mu/blocks_0/image_mlp/in/kernel", (32, 128)) == ("fsdp", "tensor")
-    assert spec("ema/blocks_0/mlp/out/kernel", (128, 32)) == ("tensor", "fsdp")
-    assert spec("params/final/out/kernel", (6, 10)) == (None, None)  # 4 divides neither
-    assert spec("params/final/out/kernel", (8, 8)) == (None, "fsdp")
+    assert spec("params/blocks_0/attention/qkv/kernel", (32, 3, 4, 8)) == (both, None, "tensor", None)
+    assert spec("params/blocks/attention/qkv/kernel", (6, 32, 3, 4, 8)) == (None, both, None, "tensor", None)
+    assert spec("params/blocks_0/attention/qkv/bias", (3, 4, 8)) == (None, "tensor", both)
+    assert spec("params/blocks_0/attention/out/kernel", (4, 8, 32)) == ("tensor", None, both)
+    assert spec("opt_state/0/mu/blocks_0/image_mlp/in/kernel", (32, 128)) == (both, "tensor")
+    assert spec("ema/blocks_0/mlp/out/kernel", (128, 32)) == ("tensor", both)
+    assert spec("params/final/out/kernel", (6, 10)) == ("fsdp", "fsdp_minor")  # 4 divides neither
+    assert spec("params/final/out/kernel", (6, 9)) == ("fsdp_minor", None)
+    assert spec("params/final/out/kernel", (7, 9)) == (None, None)
+    assert spec("params/final/out/kernel", (8, 8)) == (None, both)
     assert spec("params/final/out/kernel", (8, 8), 65) == (None, None)  # too small to be worth it
     assert spec("step", ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("dit", (1, 256, 1)), ("dit", (2, 128, 1)), ("dit", (1, 64, 4)), ("mmdit", (1, 256, 1)), ("unet", (1, 256, 1))],
+)
+def test_the_state_per_chip_is_its_share(name, sizes):
+    """DiT-XL has width 1,152, which 256 does not divide, and the UNet for ImageNet 192: two axes are split."""
+    model = {
+        "dit": models.DiT(depth=28, width=1152, heads=16, num_classes=1000, scan=True),
+        "mmdit": models.MMDiT(depth=28, width=1152, heads=16, text_dim=768, pooled_dim=0, scan=True),
+        "unet": models.UNet(width=192, channel_mult=(1, 2, 3, 4), channels=3, num_classes=1000),
+    }[name]
+    x = jax.ShapeDtypeStruct((1, 64, 64, model.channels), np.float32)
+    cond = {"text": jax.ShapeDtypeStruct((1, 5, 768), np.float32)} if name == "mmdit" else None
+    params = jax.eval_shape(lambda x, cond: model.init(jax.random.key(0), x, np.ones(1), cond), x, cond)["params"]
+    data, fsdp, context = sizes
+    mesh = make_mesh(data, fsdp, 1, [Chip(i) for i in range(256)], context)
+    share = 0.0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        axes = [axis for axis in spec_of("params/" + path_name(path), leaf.shape, mesh) if axis]
+        names = [name for axis in axes for name in ((axis,) if isinstance(axis, str) else axis)]
+        share += leaf.size / np.prod([mesh.shape[name] for name in names])
+    whole = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert share < 1.3 * whole / (256 // data)
+
+
+def test_data_is_split_over_slices_and_the_rest_inside_one():
+    devices = [Chip(i, i % 2) for i in range(8)]  # in the order of hosts, not of slices
+    mesh = make_mesh(2, -1, 1, devices)
+    found = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    assert mesh.devices.shape == (2, 2, 2, 1, 1) and (found[0] == 0).all() and (found[1] == 1).all()
+    with pytest.raises(ValueError, match=r"mesh.data=1 .* 2 slices"):
+        make_mesh(1, 8, 1, devices)
+
+
+def test_a_context_axis_needs_tokens_and_heads():
+    with pytest.raises(ValueError, match=r"mesh.context=2 .*'mlp'"):
+        prepare(config_of(POINTS, {"mesh.context": 2}))
+    config = config_of(images_of("diffusion"), {"mesh.context": 8, "mesh.data": 1})
+    run, mesh = prepare(config)
+    given = arguments(run, mesh)
+    with pytest.raises(ValueError, match=r"4 heads do not divide over mesh.context x mesh.tensor = 8"):
+        step_of(run, mesh, given).trace(*given)
 
 
 TEXT = {"text": jax.ShapeDtypeStruct((1, 5, 10), np.float32)}
@@ -239,5 +296,5 @@ def test_tokens_stay_split_along_the_batch(count, scan):
     run, mesh = prepare(config, jax.devices()[:count])
     given = arguments(run, mesh)
     text = str(step_of(run, mesh, given).trace(*given).jaxpr)
-    constraints = text.count("spec=P(('data', 'fsdp'),)")
+    constraints = text.count("spec=P(('data', 'fsdp', 'fsdp_minor'),)")
     assert constraints == 0 if count == 1 else constraints >= (1 if scan else 3), constraints

@@ -109,6 +109,7 @@ def _training(c: ConfigDict) -> None:
     c.mesh.fsdp = 1  # devices that split the batch and the parameters
     c.mesh.context = 1  # devices that split the tokens of a transformer, and the parameters
     c.mesh.tensor = 1  # devices that split attention heads and MLPs
+    c.mesh.gather_first = False  # TPU: gather sharded kernels before products (undocumented options of libtpu)
     c.mesh.min_size = 16384  # parameters below this many elements are not split over fsdp
 
 

@@ -47,6 +47,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.ema.kind, c.ema.options = "constant", ConfigDict({"decay": 0.9999})
     c.train.steps, c.train.log_every, c.train.sample_every, c.train.save_every = 500_000, 100, 10_000, 10_000
     c.mesh.data, c.mesh.fsdp = 1, -1
+    c.mesh.gather_first = True
     c.sample.solver, c.sample.timestamps, c.sample.guidance = "dpmpp2m", 32, 4.0
     c.sample.batch_size, c.sample.count = 64, 16
     c.eval.net, c.eval.samples = "", 10_000

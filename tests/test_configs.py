@@ -275,7 +275,7 @@ def test_unconditional_models_train_on_labelled_data():
     """num_classes = 0 keeps the labels from the network; the images of a batch are the same."""
     config = module("cifar10").get_config("tiny")
     run = training.build(config, training.load_data(config))
-    assert (run.conditions, run.conditions.num_classes, run.guided) == ({}, 0, False)
+    assert (set(run.conditions), run.conditions.num_classes, run.guided) == ({"augment"}, 0, False)
     labelled = data.load(config.data.source, seed=config.seed, **config.data.options)
     batch = run.select(run.data.batch(3, 4))
     assert (

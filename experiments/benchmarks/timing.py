@@ -1,9 +1,9 @@
-"""One timed call, and how a ratio over many rounds is written."""
+"""Timed calls that take turns, and how a ratio over many rounds is written."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,34 @@ def seconds(action: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
+def cpu_seconds(action: Callable[[], Any]) -> float:
+    """CPU seconds of all threads until the arrays that `action` returns are there."""
+    begun = time.process_time()
+    jax.block_until_ready(action())
+    return time.process_time() - begun
+
+
+def turns(actions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of each action, in turns over the rounds after one that warms up."""
+    for action in actions.values():
+        cpu_seconds(action)
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(rounds):
+        for name, action in actions.items():
+            times[name].append(cpu_seconds(action))
+    return times
+
+
+def quartiles(ratios: Sequence[float]) -> list[float]:
+    """Lower quartile, median, upper quartile."""
+    return [float(value) for value in np.percentile(ratios, [25, 50, 75])]
+
+
+def spread_of(values: Sequence[float], digits: int = 2) -> str:
+    low, middle, high = values
+    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
 def spread(ratios: Sequence[float], digits: int = 3) -> str:
     """median (lower quartile-upper quartile)."""
-    low, middle, high = np.percentile(ratios, [25, 50, 75])
-    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+    return spread_of(quartiles(ratios), digits)

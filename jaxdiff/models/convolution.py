@@ -1,4 +1,10 @@
-"""Convolutions whose gradients are fast inside loops on CPU, and resampling with separable filters."""
+"""Convolutions chosen by platform and place, and resampling with separable filters.
+
+conv             XLA's own; on CPU its inputs are kept, so that gradients read them instead of computing them again
+loop_conv        gradients that are fast inside loops on CPU
+upsampled_conv   conv(upsample(x)); on CPU as a convolution at the low resolution, 4/9 of the arithmetic:
+                 output row 2i sees rows (i-1, i) with taps (k0, k1 + k2), row 2i+1 rows (i, i+1) with (k0 + k1, k2)
+"""
 
 from __future__ import annotations
 
@@ -28,6 +34,44 @@ def loop_conv(x: Array, kernel: Array, strides: Sequence[int], padding: str | Pa
     if dilated or grouped or isinstance(padding, str) or any(stride != 1 for stride in strides):
         return jax.lax.conv_general_dilated(x, kernel, strides, padding, **kwargs)
     return _loop_conv(x, kernel, tuple((int(low), int(high)) for low, high in padding), kwargs.get("precision"))
+
+
+def conv(x: Array, kernel: Array, strides: Sequence[int], padding: str | Padding, **kwargs: Any) -> Array:
+    """`lax.conv_general_dilated` for use outside loops."""
+    return keep(jax.lax.conv_general_dilated(keep(x), kernel, strides, padding, **kwargs))
+
+
+def keep(x: Array) -> Array:
+    """`x`, stored on CPU: XLA would otherwise compute it again inside the transposed reads of a weight gradient."""
+    return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
+
+
+def upsampled_conv(x: Array, kernel: Array, strides: Sequence[int], padding: Padding, **kwargs: Any) -> Array:
+    """A 3x3 convolution of `upsample(x)` with padding 1."""
+    if jnp.shape(kernel)[:2] != (3, 3) or any(tuple(pad) != (1, 1) for pad in padding):
+        raise ValueError(f"upsampled_conv needs a 3x3 kernel and padding 1, got {jnp.shape(kernel)} and {padding}")
+    return jax.lax.platform_dependent(
+        x,
+        kernel,
+        cpu=partial(_phases, precision=kwargs.get("precision")),
+        default=lambda x, kernel: jax.lax.conv_general_dilated(upsample(x), kernel, strides, padding, **kwargs),
+    )
+
+
+def _phases(x: Array, kernel: Array, precision: PrecisionLike) -> Array:
+    """The four phases of the output as channels of one 2x2 convolution, a matrix product, interleaved."""
+    b, h, w, _ = x.shape
+    rows = jnp.stack([jnp.stack([kernel[0], kernel[1] + kernel[2]]), jnp.stack([kernel[0] + kernel[1], kernel[2]])])
+    left = jnp.stack([rows[:, :, 0], rows[:, :, 1] + rows[:, :, 2]], axis=2)
+    right = jnp.stack([rows[:, :, 0] + rows[:, :, 1], rows[:, :, 2]], axis=2)
+    taps = rearrange(jnp.stack([left, right]), "q p i j c f -> (i j c) (p q f)")
+    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = [padded[:, i : i + h + 1, j : j + w + 1] for i in range(2) for j in range(2)]
+    columns = keep(jnp.concatenate(windows, axis=-1).reshape(b * (h + 1) * (w + 1), -1))
+    made = keep(jnp.dot(columns, taps, precision=precision))
+    made = rearrange(made, "(b h w) (p q f) -> p q b h w f", b=b, h=h + 1, p=2, q=2)
+    parts = [[made[p, q, :, p : p + h, q : q + w] for q in range(2)] for p in range(2)]
+    return rearrange(jnp.stack([jnp.stack(row) for row in parts]), "p q b h w f -> b (h p) (w q) f")
 
 
 def _conv(x: Array, kernel: Array, padding: Padding, precision: PrecisionLike) -> Array:

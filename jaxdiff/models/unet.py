@@ -77,7 +77,7 @@ def _group_norm(x: Array, style: Style, dtype: Dtype, name: str) -> Array:
 
 
 def _gradients(loop: bool) -> dict[str, Any]:
-    return {"conv_general_dilated": convolution.loop_conv} if loop else {}
+    return {"conv_general_dilated": convolution.loop_conv if loop else convolution.conv}
 
 
 class Block(nn.Module):
@@ -99,7 +99,7 @@ class Block(nn.Module):
     ) -> Float[Array, "b k l f"]:
         style = self.style
         h = taps.tap(self, "norm0", _group_norm(x, style, self.dtype, "norm0"))
-        h = self._conv("conv0", self._resample(nn.silu(h)))
+        h = self._resampled_conv("conv0", nn.silu(h))
         extra = None
         if step is not None:
             extra = self._affine("affine_step", step, float(self.step_init == "reference"))
@@ -128,8 +128,13 @@ class Block(nn.Module):
         inits = _inits(self.style, e.shape[-1], gain)
         return nn.Dense(features, dtype=self.dtype, name=name, **inits)(e)[:, None, None]
 
-    def _conv(self, name: str, x: Array, size: int = 3, gain: float = 1.0) -> Array:
-        fields = {**_inits(self.style, x.shape[-1] * size**2, gain), **_gradients(self.loop)}
+    def _resampled_conv(self, name: str, x: Array) -> Array:
+        if self.resample == "up" and self.style.taps == (1, 1) and not self.loop:
+            return self._conv(name, x, conv_general_dilated=convolution.upsampled_conv)
+        return self._conv(name, self._resample(x))
+
+    def _conv(self, name: str, x: Array, size: int = 3, gain: float = 1.0, **kwargs: Any) -> Array:
+        fields = {**_inits(self.style, x.shape[-1] * size**2, gain), **_gradients(self.loop), **kwargs}
         return nn.Conv(self.features, (size, size), padding=size // 2, dtype=self.dtype, name=name, **fields)(x)
 
     def _resample(self, x: Array) -> Array:
@@ -140,22 +145,25 @@ class Block(nn.Module):
         return x
 
     def _skip(self, x: Array) -> Array:
-        resampled = self._resample(x)
-        if x.shape[-1] != self.features or (self.resample and self.style.project_resampled_skip):
-            return taps.tap(self, "skip", self._conv("skip", resampled, size=1))
-        return resampled
+        projected = x.shape[-1] != self.features or (self.resample and self.style.project_resampled_skip)
+        if not projected:
+            return self._resample(x)
+        if self.resample == "up":  # a 1x1 convolution commutes with resampling and is cheaper at the low resolution
+            return taps.tap(self, "skip", self._resample(self._conv("skip", x, size=1)))
+        return taps.tap(self, "skip", self._conv("skip", self._resample(x), size=1))
 
     def _attend(self, x: Array) -> Array:
         style, (b, height, width, c) = self.style, x.shape
         heads = c // style.head_width if style.head_width else 1
         gain = 1.0 if style.fan_in_init else math.sqrt(0.2)
         tokens = taps.tap(self, "norm2", _group_norm(x, style, self.dtype, "norm2")).reshape(b, height * width, c)
+        tokens = convolution.keep(tokens)
         q, k, v = attention.qkv_heads(tokens, heads, self.dtype, **_inits(style, c, gain))
         taps.tap_heads(self, prefix="attention/", q=q, k=k, v=v)
         gathered = attention.attend(q, k, v)
         out = attention.merge_heads(gathered, c, self.dtype, **_inits(style, c, style.zero_gain))
         taps.tap(self, "attention/out", out)
-        return (x + out.reshape(x.shape)) * style.gain
+        return (x + convolution.keep(out).reshape(x.shape)) * style.gain
 
 
 class UNet(nn.Module):

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from ml_collections import ConfigDict
 
+from jaxdiff import compilation
 from jaxdiff.conditions import Cond
 from jaxdiff.data import Dataset, DataSpec
 from jaxdiff.placement import BATCH, ways
@@ -138,7 +139,9 @@ class Sampler:
             return images, (cond or {}).get("label")
 
         everywhere, along = NamedSharding(self.mesh, PartitionSpec()), NamedSharding(self.mesh, BATCH)
-        return jax.jit(draw, in_shardings=(None, None, along, along), out_shardings=everywhere)
+        options = compilation.options(self.mesh.devices.flat[0].platform)
+        inputs = (None, None, along, along)
+        return jax.jit(draw, in_shardings=inputs, out_shardings=everywhere, compiler_options=options)
 
     def _images(self, source: Tree, unit: Array, cond: Cond, key: Array, index: Array) -> Array:
         method = self.run.method

@@ -16,6 +16,7 @@ from jax import Array
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxdiff import compilation
 from jaxdiff.data import Dataset
 from jaxdiff.methods import TrainState, exported
 from jaxdiff.methods.method import Batch, Metrics
@@ -36,15 +37,6 @@ from jaxdiff.training.stop import Stop
 from jaxdiff.trees import Tree, path_name
 
 Step: TypeAlias = Any  # a jitted or compiled training step
-
-
-# Left to itself the TPU's compiler splits a product with a sharded kernel into one per shard, to overlap them with
-# communication, and reads the activations again for each: three times the memory traffic of MMDiT over 16 chips.
-# The second option avoids an internal error of libtpu 0.0.51, which then places two all-gathers at the same address.
-GATHER_FIRST: dict[str, bool | int | float | str] = {
-    "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "false",
-}
 
 
 class NonFinite(RuntimeError):
@@ -207,7 +199,7 @@ def guarded_step(run: Run, mesh: Mesh, shardings: Tree) -> Step:
         return kept, Guard(guard.count + (~fine).astype(jnp.int32), first), metrics
 
     everywhere = NamedSharding(mesh, PartitionSpec())
-    options = GATHER_FIRST if mesh.devices.flat[0].platform == "tpu" else None
+    options = compilation.options(mesh.devices.flat[0].platform, run.config.mesh.gather_first)
     outputs = (shardings, everywhere, everywhere)
     return jax.jit(step, out_shardings=outputs, donate_argnums=(0, 1), compiler_options=options)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxdiff import denoisers, flops, models, solvers
-from jaxdiff.models import DiT, MMDiT, UNet, convolution, dit, embeddings, mmdit, stacks, taps, transformer
+from jaxdiff.models import DiT, MMDiT, UNet, convolution, dit, embeddings, mmdit, stacks, transformer
 from jaxdiff.trees import by_name
 
 TEXT = {"text": jnp.zeros((1, 7, 2048)), "pooled": jnp.zeros((1, 2048))}

@@ -278,9 +278,8 @@ def test_unconditional_models_train_on_labelled_data():
     assert (set(run.conditions), run.conditions.num_classes, run.guided) == ({"augment"}, 0, False)
     labelled = data.load(config.data.source, seed=config.seed, **config.data.options)
     batch = run.select(run.data.batch(3, 4))
-    assert (
-        set(batch) == {"image"} and "label" in labelled.batch(3, 4) and run.conditions.of(labelled.batch(3, 4)) is None
-    )
+    assert set(batch) == {"image", "augment"} and "label" in labelled.batch(3, 4)
+    assert set(run.conditions.of(labelled.batch(3, 4))) == {"augment"}
     np.testing.assert_array_equal(batch["image"], labelled.batch(3, 4)["image"])
 
 

@@ -18,6 +18,8 @@ from jaxdiff.models import fused_attention, initializers, taps
 from jaxdiff.models.initializers import Initializer
 
 MIN_TOKENS = 256  # of queries and of keys, for splash attention
+BLOCK = 128  # queries at a time, on CPU
+MANY_WEIGHTS = 2**20  # of a head, from which blocks are faster on CPU
 FORWARD_MODE = contextvars.ContextVar("forward_mode", default=False)
 
 
@@ -37,17 +39,35 @@ def attend(
         return fused_attention.splash(q, k, v, keys)
     if kernel == "cudnn":
         return fused_attention.cudnn(q, k, v, keys)
+    if kernel == "blocks":
+        return _in_blocks(q, k, v, mask)
     return jax.nn.dot_product_attention(q, k, v, bias, mask, implementation="xla")
 
 
+def _in_blocks(q: Array, k: Array, v: Array, mask: Array | None) -> Array:
+    """The plain form for BLOCK queries at a time, whose weights stay in the cache; gradients compute them again."""
+
+    @jax.checkpoint
+    def block(q: Array) -> Array:
+        return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation="xla")
+
+    b, n, h, d = q.shape
+    parts = q.reshape(b, n // BLOCK, BLOCK, h, d).swapaxes(0, 1)
+    return jax.lax.map(block, parts).swapaxes(0, 1).reshape(q.shape)
+
+
 def fused(platform: str, dtype: Dtype, shape: tuple[int, ...], keys: int, simple: bool) -> str:
-    """The kernel for queries [b n h d] and a number of keys: cudnn, splash or xla, the plain form.
+    """The kernel for queries [b n h d] and a number of keys: cudnn, splash, blocks (on CPU) or xla, the plain form.
 
     `simple` means that there is no bias, and no mask but of keys. cuDNN takes half precision and heads of width 8, 16,
     ..., 128. Splash attention, for TPUs, takes each device's own part of the batch and of the heads; below MIN_TOKENS
     queries or keys the weights are too few to matter.
     """
-    if FORWARD_MODE.get() or not simple:
+    if not simple:
+        return "xla"
+    if platform == "cpu" and shape[1] * keys >= MANY_WEIGHTS and shape[1] % BLOCK == 0:
+        return "blocks"
+    if FORWARD_MODE.get():
         return "xla"
     half, width = dtype in (jnp.bfloat16, jnp.float16), shape[-1]
     if platform == "cuda" and half and width % 8 == 0 and width <= 128:

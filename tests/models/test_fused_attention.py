@@ -192,3 +192,33 @@ def test_forward_mode_takes_the_plain_form_by_name(monkeypatch):
     np.testing.assert_allclose(found, wanted, atol=5e-4)
     with pytest.raises(TypeError, match="forward-mode"):
         tangent(q, g)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_blocks_of_queries_are_the_plain_form(masked):
+    """On CPU, where a head has many weights: values, gradients and forward mode."""
+    n, m = 256, 4096
+    q, k, v = (jax.random.normal(jax.random.key(i), (1, size, 2, 8)) for i, size in enumerate((n, m, m)))
+    mask = jnp.arange(m)[None, None, None] < 3000 if masked else None
+    assert attention.fused("cpu", q.dtype, q.shape, m, True) == "blocks"
+    assert attention.fused("cpu", q.dtype, (1, 255, 2, 8), 2 * m, True) == "xla"
+
+    def plain(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation="xla")
+
+    def ours(q, k, v):
+        return attention.attend(q, k, v, mask=mask)
+
+    made, pull = jax.vjp(ours, q, k, v)
+    wanted, pull_plain = jax.vjp(plain, q, k, v)
+    np.testing.assert_allclose(made, wanted, atol=1e-6)
+    for one, other in zip(pull(q), pull_plain(q), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    np.testing.assert_allclose(
+        jax.jvp(ours, (q, k, v), (q, k, v))[1], jax.jvp(plain, (q, k, v), (q, k, v))[1], atol=1e-5
+    )
+    program = jax.jit(ours).lower(q, k, v).compile()
+    assert (
+        program.memory_analysis().temp_size_in_bytes
+        < 0.7 * jax.jit(plain).lower(q, k, v).compile().memory_analysis().temp_size_in_bytes
+    )

@@ -123,6 +123,7 @@ def test_networks_know_the_convention_they_were_published_in():
     published = {name: model().published for name, model in models.MODELS.items() if name != "mlp"}
     assert published == {
         "unet": EDM(),
+        "edm2": EDM(),
         "dit": DDPM(),
         "mdt": DDPM(),
         "pixart": DDPM(),

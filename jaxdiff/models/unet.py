@@ -148,7 +148,7 @@ class Block(nn.Module):
         projected = x.shape[-1] != self.features or (self.resample and self.style.project_resampled_skip)
         if not projected:
             return self._resample(x)
-        if self.resample == "up":  # a 1x1 convolution commutes with resampling and is cheaper at the low resolution
+        if self.resample == "up" and self.style.taps == (1, 1):  # the same before repeating pixels, and cheaper
             return taps.tap(self, "skip", self._resample(self._conv("skip", x, size=1)))
         return taps.tap(self, "skip", self._conv("skip", self._resample(x), size=1))
 

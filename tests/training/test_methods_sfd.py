@@ -527,7 +527,7 @@ def test_the_rate_drops_at_the_authors_iteration():
         if seen >= 100_000:
             rate = 0.1
         seen += 128
-    factor = optimizers_of(config).factor
+    factor = optimizers_of(config, models.MLP()).factor
     assert float(factor(jnp.int32(first - 1))) == 1.0 and float(factor(jnp.int32(first))) == pytest.approx(0.1)
 
 

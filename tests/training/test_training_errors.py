@@ -120,7 +120,7 @@ def test_a_config_that_is_wrong_leaves_no_folder(tmp_path, changes, message):
         ({"teacher.kind": "edm"}, "needs a teacher: --config.teacher.path="),
         (
             {"teacher.kind": "runs"},
-            "unknown teacher kind 'runs' (did you mean 'run'?); choose one of run, analytic, fresh, edm, dit",
+            "unknown teacher kind 'runs' (did you mean 'run'?); choose one of run, analytic, fresh, edm, edm2, dit",
         ),
         ({"teacher.kind": "inception"}, "unknown teacher kind 'inception'"),
         ({"sfd.loss": "l1+lpisp"}, "'lpisp' (did you mean 'lpips'?)"),

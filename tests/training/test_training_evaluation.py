@@ -33,7 +33,9 @@ def classes_in(images, classes=5):
 def references(run, monkeypatch):
     """The images whose features are taken."""
     seen, extract = [], evaluation.extract
-    watch = lambda net, batches, **how: extract(net, [seen.append(b) or b for b in batches], **how)  # noqa: E731
+    watch = lambda net, batches, *more, **how: extract(  # noqa: E731
+        net, [seen.append(b) or b for b in batches], *more, **how
+    )
     monkeypatch.setattr(evaluation, "extract", watch)
     module.reference_features(run, evaluation.feature_net("digits"))
     return np.concatenate(seen)

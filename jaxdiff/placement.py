@@ -80,11 +80,18 @@ def platform() -> str:
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     backend = jax.default_backend()
-    name = backend if device is None else device.platform
+    name = backend if device is None else _platform_of(device.device_kind)
     if name != "gpu":
         return name
     here = backend == "gpu"
     return "cuda" if not here or "cuda" in jax.devices()[0].client.platform_version else "rocm"
+
+
+def _platform_of(kind: str) -> str:
+    """The platform of a kind of device; jax 0.10.0 has no other way to tell."""
+    if kind == "cpu":
+        return "cpu"
+    return "tpu" if kind.startswith("TPU") else "gpu"
 
 
 def device_kind() -> str:

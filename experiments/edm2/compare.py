@@ -33,7 +33,7 @@ NETWORKS = ("DDPM++", "EDM2")
 
 
 def config_of(name: str, args: argparse.Namespace) -> ConfigDict:
-    """configs/digits.py for so many steps, with the network and the recipe of EDM2 if that is wanted."""
+    """configs/digits.py for `steps` steps, optionally with the network and the recipe of EDM2."""
     c = digits.get_config("tiny" if args.tiny else "")
     with c.unlocked():
         images = args.steps * c.data.batch_size

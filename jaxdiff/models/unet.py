@@ -76,7 +76,7 @@ def _group_norm(x: Array, style: Style, dtype: Dtype, name: str) -> Array:
     return nn.GroupNorm(groups, epsilon=style.epsilon, dtype=dtype, use_fast_variance=False, name=name)(x)
 
 
-def _gradients(loop: bool) -> dict[str, Any]:
+def _conv_form(loop: bool) -> dict[str, Any]:
     return {"conv_general_dilated": convolution.loop_conv if loop else convolution.conv}
 
 
@@ -134,7 +134,7 @@ class Block(nn.Module):
         return self._conv(name, self._resample(x))
 
     def _conv(self, name: str, x: Array, size: int = 3, gain: float = 1.0, **kwargs: Any) -> Array:
-        fields = {**_inits(self.style, x.shape[-1] * size**2, gain), **_gradients(self.loop), **kwargs}
+        fields = {**_inits(self.style, x.shape[-1] * size**2, gain), **_conv_form(self.loop), **kwargs}
         return nn.Conv(self.features, (size, size), padding=size // 2, dtype=self.dtype, name=name, **fields)(x)
 
     def _resample(self, x: Array) -> Array:
@@ -221,7 +221,7 @@ class UNet(nn.Module):
         x, skips = self._encode(style, run, taps.tap(self, "in", x).astype(self.dtype))
         x = self._decode(style, run, x, skips)
         x = nn.silu(_group_norm(x, style, self.dtype, "out_norm"))
-        fields = {**_inits(style, x.shape[-1] * 9, style.zero_gain), **_gradients(self.loop)}
+        fields = {**_inits(style, x.shape[-1] * 9, style.zero_gain), **_conv_form(self.loop)}
         x = nn.Conv(self.channels, (3, 3), padding=1, name="out_conv", **fields)(x.astype(jnp.float32))
         return taps.tap(self, "out", x)
 
@@ -264,7 +264,7 @@ class UNet(nn.Module):
         return jnp.roll(e, self.width // 2, axis=-1) if swapped else e
 
     def _conv3(self, style: Style, x: Array, features: int, name: str, padding: int = 1) -> Array:
-        fields = {**_inits(style, 9 * x.shape[-1]), **_gradients(self.loop)}
+        fields = {**_inits(style, 9 * x.shape[-1]), **_conv_form(self.loop)}
         return nn.Conv(features, (3, 3), padding=padding, dtype=self.dtype, name=name, **fields)(x)
 
     def _encode(self, style: Style, run: Callable[..., Array], x: Array) -> tuple[Array, list[Array]]:

@@ -1,0 +1,54 @@
+"""Executes the notebooks as they are and stores their outputs: python notebooks/refresh.py [NAME ...]
+
+Takes minutes per notebook on two cores. Execution counts and metadata of cells are dropped, so that a refresh changes
+outputs alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+from jupyter_client import AsyncKernelManager
+from jupyter_client.kernelspec import KernelSpecManager
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def refresh(path: Path) -> None:
+    """Execute one notebook in an empty folder and write it back with its outputs."""
+    notebook = nbformat.read(path, as_version=4)
+    with tempfile.TemporaryDirectory() as folder:
+        manager = AsyncKernelManager(
+            kernel_name="python3",
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),  # python3 is then the running interpreter
+            connection_file=str(Path(folder) / "kernel.json"),
+        )
+        client = NotebookClient(notebook, km=manager, timeout=3600, resources={"metadata": {"path": folder}})
+        env = {**os.environ, "MPLBACKEND": "module://matplotlib_inline.backend_inline", "IPYTHONDIR": folder}
+        client.execute(env=env, cleanup_kc=True)
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            cell.execution_count = None
+            for output in cell.outputs:
+                if "execution_count" in output:
+                    output.execution_count = None
+    nbformat.write(notebook, path)
+
+
+def main() -> None:
+    names = sys.argv[1:] or sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+    for name in names:
+        start = time.monotonic()
+        refresh(FOLDER / f"{name}.ipynb")
+        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

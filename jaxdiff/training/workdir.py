@@ -1,0 +1,72 @@
+"""The folder of a run: created, locked, and given the records that say what the run is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from jaxdiff.data import spec
+from jaxdiff.training import continuity, distributed, export, lock, snapshots
+from jaxdiff.training.build import Run
+from jaxdiff.training.logs import Logger
+
+
+def finished(root: Path, steps: int) -> bool:
+    """Whether a run reached its last step and was exported."""
+    return (root / export.FILE).is_file() and (root / "checkpoints" / str(steps)).is_dir()
+
+
+@contextmanager
+def locked(workdir: str | os.PathLike) -> Iterator[Path]:
+    """The run's folder: created, the same for all processes, and closed to other runs."""
+    root = distributed.in_step(lambda: make_folder(workdir))
+    distributed.check_shared(root)
+    held = distributed.in_step(lambda: lock.acquire(root) if jax.process_index() == 0 else None)
+    try:
+        yield root
+    finally:
+        if held is not None:
+            held.release()
+
+
+def make_folder(workdir: str | os.PathLike) -> Path:
+    """Create the run's folder."""
+    root = Path(workdir).absolute()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"cannot write to workdir {root}: {error}. Choose another --workdir or make it writable"
+        ) from error
+    return root
+
+
+def write_records(root: Path, run: Run, first: int = 0) -> None:
+    """Write config.json and data.json, drop averages of steps that will be repeated, enable the compilation cache."""
+    if jax.process_index() == 0:
+        try:
+            export.write_config(root, run.config)
+            spec.write(root, run.data)
+        except OSError as error:
+            raise OSError(
+                f"cannot write to workdir {root}: {error}. Choose another --workdir or make it writable"
+            ) from error
+        snapshots.discard_after(root, first)
+    if run.config.compile_cache:
+        jax.config.update("jax_compilation_cache_dir", str(Path(run.config.compile_cache).expanduser()))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def note_changes(root: Path, run: Run, mesh: Mesh, step: int, changes: list[continuity.Change], log: Logger) -> None:
+    """Log what has changed since the run was last trained, and record it in its history."""
+    for line in continuity.describe(changes, step):
+        log.say(line)
+    if changes:
+        log.event({"event": "change", "step": step, "changed": {c.name: [c.old, c.new] for c in changes}})
+    if jax.process_index() == 0:
+        continuity.write(root, run, mesh, step, changes)

@@ -16,8 +16,8 @@ gradient of the reverse divergence KL(p_g | p_sigma).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,13 +25,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxdiff import noise
 from jaxdiff.conditions import Cond
 from jaxdiff.denoisers import Denoiser, per_example
 from jaxdiff.errors import pick
 from jaxdiff.methods.langevin import DEFAULT, Chain, Generator, Langevin, e_step, normals
 from jaxdiff.methods.method import Examples, Method, Metrics, Parts
-from jaxdiff.methods.score_distillation import Networks, ScoreOptions, score_distillation
+from jaxdiff.methods.score_distillation import score_distillation
+from jaxdiff.methods.score_rules import Networks, ScoreOptions
 from jaxdiff.models import DTYPES
 from jaxdiff.noise.levels import LossWeight, loss_weight
 from jaxdiff.trees import Params
@@ -43,13 +43,10 @@ DIFF_INSTRUCT: dict[str, Any] = {"steps": 1, "scheme": "eps", "step_eps": 1.0, "
 class Options(ScoreOptions, Langevin):
     """Options of `method.name = "emd"`. The generator takes one step from noise level sample.sigma_max."""
 
-    sigma_sampler: str = ""  # levels of the E-step and the student score, as noise.sigma_sampler; "": `noise`
-    sigma_options: Mapping[str, float] = field(default_factory=dict)  # its options, as {"mean": 0.0, "std": 1.5}
-    sigma_min: float = 0.0  # lower bound on the E-step's levels: log-SNR is at most -2 ln sigma_min
     weight: str | LossWeight = "x0"  # weight of |target - g(z)|^2, as diffusion.weight; x0 = sigma^2 on the divergence
     chain_dtype: str = ""  # dtype of the E-step's copies of the networks: float32, bfloat16; "": no copies
-    mcmc_sigma: float = 0.3  # noise level for `jaxdiff sample --mcmc_steps`
-    unroll: int = 1  # of the chain's loop; on CPU use unroll = steps for models without loop convolutions
+    mcmc_sigma: float = 0.3  # (0, inf) noise level for `jaxdiff sample --mcmc_steps`
+    unroll: int = 1  # [1, 10000] of the chain's loop; on CPU use unroll = steps for models without loop convolutions
 
 
 def build(options: Options, parts: Parts) -> Method:
@@ -58,9 +55,6 @@ def build(options: Options, parts: Parts) -> Method:
     `Options(**DIFF_INSTRUCT)` gives Diff-Instruct.
     """
     weight = loss_weight(options.weight, parts.convention)
-    sigmas = None
-    if options.sigma_sampler:
-        sigmas = noise.make_levels(options.sigma_sampler, parts.shift, **options.sigma_options)
     dtype = None
     if options.chain_dtype:
         dtype = pick(DTYPES, options.chain_dtype, "emd.chain_dtype")
@@ -72,15 +66,7 @@ def build(options: Options, parts: Parts) -> Method:
         loss, gradients = m_step(networks.generate, params, end, sigma, cond, weight=weight)
         return gradients, {"loss": loss, **end.metrics}
 
-    return score_distillation(
-        options,
-        parts,
-        rule,
-        sigmas=sigmas,
-        sigma_min=options.sigma_min,
-        chain_dtype=dtype,
-        correct=partial(correct, chain=options),
-    )
+    return score_distillation(options, parts, rule, chain_dtype=dtype, correct=partial(correct, chain=options))
 
 
 def m_step(

@@ -47,14 +47,14 @@ CANCEL = ("complete", "last", "none")
 class Langevin:
     """The settings of a chain."""
 
-    steps: int = 16  # K: Langevin steps of the E-step
+    steps: int = 16  # [1, 10000] K: Langevin steps of the E-step
     scheme: str = "eps,z"  # variables of the chain: eps,z or x,z or eps or x
-    step_eps: float = 0.16  # gamma_eps
-    step_z: float = 1.6e-5  # gamma_z
-    step_x: float = 0.0  # gamma_x of the schemes with x; 0: gamma_eps sigma^2, which makes "x" equal "eps"
+    step_eps: float = 0.16  # (0, 1] gamma_eps
+    step_z: float = 1.6e-5  # [0, inf) gamma_z
+    step_x: float = 0.0  # [0, inf) gamma_x of the schemes with x; 0: gamma_eps sigma^2, which makes "x" equal "eps"
     cancel: str = "complete"  # noise cancelled in the residual: complete, last, none
     cancel_initial: bool = True  # also cancel the initial eps
-    clip_z: float = 0.0  # bound on the RMS of z's drift before gamma_z; 0: off
+    clip_z: float = 0.0  # [0, inf) bound on the RMS of z's drift before gamma_z; 0: off
 
     def __post_init__(self) -> None:
         choose(self.scheme, SCHEMES, "EMD scheme")

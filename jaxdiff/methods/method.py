@@ -9,7 +9,7 @@ name) and its `build`; an entry in `METHODS` registers it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,7 +28,8 @@ from jaxdiff.conditions import Cond, Conditions
 from jaxdiff.conventions import EDM, Convention
 from jaxdiff.denoisers import Denoiser
 from jaxdiff.methods.averaging import Rate, average
-from jaxdiff.models import bind
+from jaxdiff.methods.optimization import Forced, Optimizers
+from jaxdiff.models import Plain, bind, low_rank
 from jaxdiff.noise.immiscible import Coupling
 from jaxdiff.noise.levels import SigmaSampler, lognormal
 from jaxdiff.placement import along_batch
@@ -49,9 +50,9 @@ class TrainState:
     """Everything that must survive a restart. Only the method knows which keys the dicts have."""
 
     step: Tree  # int32
-    params: Tree  # trained: student and, in some methods, score
+    params: Tree  # trained: student and, in some methods, score, head
     opt_state: Tree  # same keys as params
-    averages: Tree  # of parameters: ema, target
+    averages: Tree  # of parameters: ema, target; of a head's density ratio: ratio
     frozen: Tree  # never trained: teacher, lpips
 
 
@@ -67,9 +68,15 @@ def start(
     return TrainState(jnp.int32(0), dict(params), opt_state, copies, copy(dict(frozen or {})))
 
 
-def exported(state: TrainState) -> Params:
-    """The parameters to sample with: their average if there is one."""
+def averaged(state: TrainState) -> Params:
+    """The student's average if there is one, else the student; parameters or adapters."""
     return state.averages.get("ema", state.params["student"])
+
+
+def exported(state: TrainState) -> Params:
+    """The parameters to sample with: their average if there is one; adapters are merged into their base."""
+    found = averaged(state)
+    return low_rank.merged(state.frozen[found.base], found) if isinstance(found, low_rank.Adapters) else found
 
 
 def copy(tree: Tree) -> Tree:
@@ -92,7 +99,7 @@ class Method(NamedTuple):
     The argument `frozen` holds {name: arrays} for each name in the field `frozen`, such as a teacher's parameters.
     Sampling takes parameters (`exported(state)`, or loaded ones), never a state; `denoiser(params)` is the network as a
     denoiser. `correct(state, noise, cond, key, ...)`, where defined, returns a generator's samples before and after
-    correction by the teacher.
+    correction by the teacher. `notes` are logged when a run starts from scratch.
     """
 
     init: Callable[..., TrainState]
@@ -101,53 +108,22 @@ class Method(NamedTuple):
     denoiser: Callable[[Params], Denoiser]
     frozen: Mapping[str, Frozen] = {}
     correct: Callable[..., tuple[Array, Array]] | None = None
+    notes: tuple[str, ...] = ()
+
+
+Features: TypeAlias = tuple[Callable[[Params, Array], Array], Frozen]  # (params, images) -> [b r c e], and the params
 
 
 class Teacher(NamedTuple):
-    """A teacher; `own` means that it shares the student's architecture, so the student starts from its weights."""
+    """A teacher; `own` says whether it has the student's network: the student then starts from its parameters.
+
+    `model` is its network, where it has one of another architecture.
+    """
 
     denoiser: Callable[[Params], Denoiser]
     frozen: Frozen
-    own: bool = False
-
-
-@dataclass(frozen=True)
-class Optimizers:
-    """Optimizers of a method. `scheduled` follows the learning-rate schedule, counting its own updates.
-
-    Methods with several updates per iteration use `constant(learning_rate)` (None: the configured rate) and multiply
-    its updates by `factor(iteration)`.
-    """
-
-    scheduled: optax.GradientTransformation
-    constant: Callable[[float | None], optax.GradientTransformation]
-    factor: Callable[[Array], ArrayLike] = lambda iteration: 1.0
-
-
-def optimizers(plain: optax.GradientTransformation, score: optax.GradientTransformation | None = None) -> Optimizers:
-    """One optimizer for everything, or `score` for networks with their own learning rate."""
-
-    def constant(rate: float | None) -> optax.GradientTransformation:
-        return plain if rate is None or score is None else score
-
-    return Optimizers(plain, constant)
-
-
-class Forced(optax.GradientTransformation):
-    """An optimizer after whose updates the parameters are replaced by `force(params)`."""
-
-    force: Callable[[Params], Params]
-
-
-def forced(plain: Optimizers, force: Callable[[Params], Params]) -> Optimizers:
-    """The optimizers, for a network whose weights are normalized after every update."""
-
-    def wrap(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        made = Forced(*optimizer)
-        made.force = force
-        return made
-
-    return replace(plain, scheduled=wrap(plain.scheduled), constant=lambda rate: wrap(plain.constant(rate)))
+    own: bool
+    model: nn.Module | None = None
 
 
 def default_grid(n: int) -> np.ndarray:
@@ -164,7 +140,7 @@ class Sampling:
     timestamps: int = 0  # 0: the most the student supports
     afs: bool = False  # analytic first step, without a network evaluation
     guidance: float = 1.0
-    sigma_max: float = 80.0  # where a one-step generator starts
+    sigma_max: float = 80.0  # (0, inf) where a one-step generator starts
 
 
 @dataclass(frozen=True)
@@ -184,6 +160,15 @@ class Parts:
     teacher: Teacher | None = None
     total: int = 0  # total training steps
     accum_steps: int = 1  # gradients are accumulated over this many slices of a batch
+    features: Features | None = None  # of clean images, to align activations with
+    lora: low_rank.Base | None = None  # networks are adapters on a frozen base
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, Plain) or not hasattr(self.model, "init"):
+            raise TypeError(
+                f"Parts(model=...) takes a Flax module, got {type(self.model).__name__}; make one of functions "
+                "init(key) and apply(params, x, noise_label, cond): models.Plain(init, apply).module(channels=3)"
+            )
 
     @property
     def cond(self) -> Conditions:
@@ -191,17 +176,25 @@ class Parts:
 
     def denoiser(self, params: Params, *, model: nn.Module | None = None, **keys: Array | None) -> Denoiser:
         """The network (or the variant `model` of it) with these parameters; `keys` as in `models.bind`."""
-        return self.convention(bind(model or self.model, params, **keys))
+        return self.convention(bind(model or self.model, self.weights(params), **keys))
+
+    def weights(self, params: Params) -> Params:
+        """What the network is applied with: the parameters, or adapters with their base."""
+        return params if self.lora is None else self.lora.weights(params)
 
     def rate(self, done: Array, batch: int) -> Array:
         """The rate of the average, 1 - decay, after `done` updates; 1 tracks the latest parameters."""
         return jnp.float32(1) if self.average is None else self.average(done, batch)
 
     def initial(self, key: Array, batch: Batch) -> Params:
-        """Freshly initialised parameters of the network."""
+        """Freshly initialised parameters of the network, or adapters of it."""
         x0 = data_of(batch)
         cond = {**(self.cond.example(len(x0)) or {}), **(self.cond.of(batch) or {})}
-        return self.model.init(key, x0, jnp.ones(len(x0)), cond or None)["params"]
+
+        def init() -> Params:
+            return self.model.init(key, x0, jnp.ones(len(x0)), cond or None)["params"]
+
+        return init() if self.lora is None else self.lora.start(jax.random.fold_in(key, 1), init)
 
 
 class Entry(NamedTuple):
@@ -213,6 +206,9 @@ class Entry(NamedTuple):
     data: bool = False  # adds noise to data, so noise.assignment applies
     fixed: tuple[str, ...] = ()  # fields of `sample` that a student is trained for
     check: Callable[[Any, ConfigDict], None] = lambda options, sample: None  # rejects an unsuitable `sample` section
+    real: Callable[[Any], bool] = lambda options: False  # trains on real images besides its teacher's scores
+    recipe: Callable[[ConfigDict, str], None] | None = None  # turns a teacher's config into a student's (recipes.py)
+    values_only: bool = False  # takes no gradient through its teacher, so one outside JAX serves (teacher.on_host)
 
 
 # ------------------------------------------------------------------------------------------ shared steps
@@ -307,7 +303,12 @@ def advance(state: TrainState, params: Params, opt_state: Tree, rate: Array, **a
 
 
 def init_from_teacher(fresh: Params, given: Params) -> Params:
-    """`fresh` parameters with those in `given` substituted; unknown names and other shapes are rejected."""
+    """`fresh` parameters with those in `given` substituted; unknown names and other shapes are rejected.
+
+    Adapters stay as they are: their base has been given.
+    """
+    if isinstance(fresh, low_rank.Adapters):
+        return copy(fresh)
     have = by_name(given)
     wrong = mismatches(have, by_name(fresh), partial=True)
     if wrong:

@@ -67,17 +67,17 @@ from jaxdiff.trees import Params, Tree
 class Options:
     """Options of `method.name = "sfd"`. The student takes Euler steps on the grid of `sample`."""
 
-    nfe: Sequence[int] = (2,)  # evaluations the student is trained for; several train one student for all (SFD-v)
-    substeps: int = 4  # K: the teacher's steps per student step
+    nfe: Sequence[int] = (2,)  # [1, 10000] evaluations it is trained for; several train one student for all (SFD-v)
+    substeps: int = 4  # [1, 1000] K: the teacher's steps per student step
     solver: str = "dpmpp3m"  # the teacher's solver
     solver_options: Mapping[str, Any] = field(default_factory=dict)  # its options
     loss: str = "l1"  # l1, l2, pseudo_huber, lpips, l1+lpips (lpips at the last step)
     lpips: LpipsOptions = field(default_factory=LpipsOptions)
     condition: str = "steps"  # cond["step"]: steps (their number) or next (the next timestamp)
     dropout: bool = True  # enable the student's dropout, if the model has any
-    guidance: float = 1.0  # guidance scale of the teacher, which the student learns; 1: guide when sampling
+    guidance: float = 1.0  # (-inf, inf) guidance scale of the teacher, which the student learns; 1: guide when sampling
     teacher_afs: bool = False  # second stage: the teacher's first step is analytic
-    teacher_step: int = 0  # second stage: timestamps the teacher is conditioned on; 0: it is not
+    teacher_step: int = 0  # [0, 10000] second stage: timestamps the teacher is conditioned on; 0: it is not
     average: bool = False  # sample with an average of the parameters, configured by `ema`
 
 
@@ -293,7 +293,9 @@ def check_second_stage(timestamps: Sequence[int], substeps: int, teacher_step: i
 
 
 def teacher_model(model: nn.Module, teacher_step: int) -> nn.Module:
-    """The student's architecture, with step conditioning only if the teacher has it too."""
+    """The student's architecture, with step conditioning only if the teacher has it too, and without other scalars."""
+    if getattr(model, "scalars", ()):
+        model = model.clone(scalars=())
     conditioned = bool(getattr(model, "step_embed", ""))
     if teacher_step and not conditioned:
         raise ValueError(

@@ -27,7 +27,7 @@ class LpipsOptions:
     weights: str = ""  # file of LPIPS weights
     net: str = "alex"  # alex, vgg
     pool: str = "max"  # max, avg
-    resize: int = 0  # resize images to this size first; 0: keep their size
+    resize: int = 0  # [0, 8192] resize images to this size first; 0: keep their size
     as_unit: bool = False  # treat [-1, 1] as [0, 1], as the authors' code does
 
 

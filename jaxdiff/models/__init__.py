@@ -10,13 +10,30 @@ from flax import linen as nn
 from flax.typing import Dtype
 from jax import Array
 
+from jaxdiff import outside
 from jaxdiff.denoisers import Cond, Network
 from jaxdiff.errors import choose, pick
-from jaxdiff.models import clip, conditioning, dit, edm2, latent_unet, mdt, mmdit, pixart, stacks, t5, unet, vae
+from jaxdiff.models import (
+    checks,
+    clip,
+    conditioning,
+    dit,
+    edm2,
+    flux,
+    latent_unet,
+    mdt,
+    mmdit,
+    pixart,
+    stacks,
+    t5,
+    unet,
+    vae,
+)
 from jaxdiff.models.clip import CLIPText, CLIPVision
 from jaxdiff.models.dit import DiT
 from jaxdiff.models.edm2 import EDM2
 from jaxdiff.models.efficientnet import EfficientNetLite0
+from jaxdiff.models.flux import Flux
 from jaxdiff.models.inception import Inception
 from jaxdiff.models.latent_unet import LatentUNet
 from jaxdiff.models.lpips import LPIPS
@@ -24,6 +41,7 @@ from jaxdiff.models.mdt import MDT
 from jaxdiff.models.mlp import MLP
 from jaxdiff.models.mmdit import MMDiT
 from jaxdiff.models.pixart import PixArt
+from jaxdiff.models.plain import Plain, from_nnx, model_class
 from jaxdiff.models.t5 import T5Encoder
 from jaxdiff.models.taesd import TAESD
 from jaxdiff.models.unet import UNet
@@ -40,6 +58,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "mdt": MDT,
     "pixart": PixArt,
     "edm2": EDM2,
+    "flux": Flux,
 }
 
 __all__ = [
@@ -55,10 +74,12 @@ __all__ = [
     "CLIPVision",
     "DiT",
     "EfficientNetLite0",
+    "Flux",
     "Inception",
     "LatentUNet",
     "MMDiT",
     "PixArt",
+    "Plain",
     "T5Encoder",
     "UNet",
     "bind",
@@ -68,6 +89,9 @@ __all__ = [
     "conditioning",
     "dit",
     "edm2",
+    "find",
+    "flux",
+    "from_nnx",
     "latent_unet",
     "mdt",
     "mmdit",
@@ -79,13 +103,25 @@ __all__ = [
 ]
 
 
+def find(name: str) -> type[nn.Module]:
+    """The class of a network: a name in MODELS, or FILE.py:NAME or module:NAME of one from outside the package."""
+    if outside.is_reference(name):
+        return model_class(outside.attribute(name), name)
+    return model_class(pick(MODELS, name, "model"), name)
+
+
 def build(name: str, **fields: Any) -> nn.Module:
-    """A model by its name in MODELS; unknown names and fields are rejected. `control` may be a dict."""
-    model = pick(MODELS, name, "model")
+    """A model by its name, as `find` takes it; unknown names and impossible fields are rejected.
+
+    `control` may be a dict.
+    """
+    model = find(name)
     check_fields(model, fields)
     if isinstance(fields.get("control"), Mapping):
         fields["control"] = conditioning.make_control(fields["control"])
-    return model(**fields)
+    network = model(**fields)
+    checks.check_sizes(network)
+    return network
 
 
 def check_fields(model: type[nn.Module], fields: Iterable[str]) -> None:

@@ -1,14 +1,66 @@
-"""Checks of a network's inputs, run while tracing."""
+"""Checks of a network's fields when it is built, and of its inputs while tracing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import jax.numpy as jnp
+from flax import linen as nn
 from jaxtyping import Array
 
+from jaxdiff import ranges
 from jaxdiff.conditions import Cond
 from jaxdiff.errors import nearest
+
+# fields of all networks by name, which mean the same in each
+FIELDS = {
+    **dict.fromkeys(("channels", "width", "channels_per_head", "uncertainty_channels"), "[1, 2**20] channels"),
+    **dict.fromkeys(("noise_channels", "embed_channels", "text_dim", "pooled_dim"), "[0, 2**20] channels"),
+    **dict.fromkeys(("depth", "single_depth", "depths", "mid_depth", "decoder", "dual"), "[0, 10000] layers"),
+    **dict.fromkeys(("label_balance", "concat_balance", "res_balance", "attn_balance"), "[0, 1]"),
+    **dict.fromkeys(("heads", "groups", "class_tokens", "size_width"), "[1, 10000]"),
+    **dict.fromkeys(("num_classes", "augment_dim", "null_tokens", "sizes", "head_width"), "[0, 2**24]"),
+    **dict.fromkeys(("grid", "position_table", "mask_buckets", "frequencies", "blocks"), "[0, 10000]"),
+    "resolution": "[1, 65536] pixels",
+    "patch": "[1, 1024] pixels along a side",
+    "channel_mult": "[1, 1024] channels of each level, in multiples of width",
+    "dropout": "[0, 1) probability",
+    "mlp_ratio": "(0, 1024] hidden width of MLPs over their width",
+    "fourier_scale": "(0, inf)",
+    "guidance": "(-inf, inf)",
+}
+
+
+def check_sizes(model: nn.Module) -> None:
+    """Reject fields that no network can have, before Flax does in the middle of a layer."""
+    declared = model.__dataclass_fields__
+    values = {name: getattr(model, name) for name in declared if name not in ("parent", "name")}
+    kinds = {name: declared[name].default for name in FIELDS if name in declared}
+    ranges.check_kinds(values, kinds, "model.fields.")
+    ranges.check(values, FIELDS, "model.fields.")
+    if not values.get("channel_mult", True):
+        raise ValueError("model.fields.channel_mult is empty: give one number per resolution, for example (1, 2, 2)")
+    if "patch" in values and "heads" in values:
+        width, heads = values["width"], values["heads"]
+        if width % heads or width % 4:
+            step = math.lcm(4, heads)
+            near = max(1, round(width / step)) * step
+            raise ValueError(
+                f"model.fields.width={width} must be divisible by heads={heads} and by 4, for the positions of tokens; "
+                f"the nearest that is, is {near}"
+            )
+
+
+def group_count(channels: int) -> int:
+    """The groups of a UNet's normalization: 32, or as many as have 4 channels each."""
+    groups = min(32, channels // 4)
+    if not groups or channels % groups:
+        raise ValueError(
+            f"a layer of {channels} channels does not split into groups for normalization; make model.fields.width a "
+            "multiple of 4, and of 32 where a layer has more than 128 channels"
+        )
+    return groups
 
 
 def check_inputs(model: str, x: Array, channels: int, multiple: int, cond: Cond, keys: Iterable[str]) -> None:

@@ -181,9 +181,10 @@ PIXELS = 8  # per row and column of the latents of Stable Diffusion and PixArt
 
 
 def signals(model: nn.Module, **more: Signal) -> dict[str, Signal]:
-    """What a network with the usual fields is conditioned on: num_classes or text_dim, pooled_dim, control, step_embed.
+    """What a network with the usual fields is conditioned on.
 
-    `more` are signals specific to the network, placed after the semantic ones.
+    The fields are num_classes or text_dim, pooled_dim, control, step_embed and scalars. `more` are signals
+    specific to the network, placed after the semantic ones.
     """
     found: dict[str, Signal] = {}
     if getattr(model, "num_classes", 0):
@@ -199,6 +200,10 @@ def signals(model: nn.Module, **more: Signal) -> dict[str, Signal]:
         found[key] = Signal((CONTROLS[key],), "float32", UNKNOWN, CONTROL)
     if getattr(model, "step_embed", ""):
         found["step"] = Signal((), group=METHOD, required=False)
+    for name in getattr(model, "scalars", ()):
+        if name in found or not name.isidentifier():
+            raise ValueError(f"scalars={tuple(model.scalars)} must be names that are no other condition, got {name!r}")
+        found[name] = Signal((), group=METHOD, required=False)
     return found
 
 
@@ -211,7 +216,7 @@ def embed(
     *extra: Array,
     frequencies: int = 256,
 ) -> Float[Array, "b e"]:
-    """c = E_t [+ control + extra + E_step]; call it inside the model's compact `__call__`, which owns the layers."""
+    """c = E_t [+ control + extra + E_step + scalars]; call it inside the compact `__call__`, which owns the layers."""
     times = embeddings.noise_labels(noise_label, x)
     c = embeddings.EmbedMLP(features, name="time")(embeddings.sinusoid(times, frequencies))
     if model.control:
@@ -220,6 +225,13 @@ def embed(
         c = c + vector
     if model.step_embed:
         c = c + embeddings.StepEmbed(features, model.step_embed, name="step")(x, cond)
+    return embed_scalars(model, c, x, cond)
+
+
+def embed_scalars(model: nn.Module, c: Array, x: Array, cond: Cond) -> Float[Array, "b e"]:
+    """c plus an embedding of each of `model.scalars`, zero at initialisation; call it inside the compact `__call__`."""
+    for name in model.scalars:
+        c = c + embeddings.StepEmbed(c.shape[-1], key=name, name=f"scalar_{name}")(x, cond)
     return c
 
 

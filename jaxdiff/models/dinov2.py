@@ -70,7 +70,7 @@ class Block(nn.Module):
 
 
 class DINOv2(nn.Module):
-    """Preprocessed images, with sides that are multiples of the patch, to {"features": [b, width]}."""
+    """Preprocessed images, with sides that are multiples of the patch, to features [b d] and patches [b r c d]."""
 
     width: int = 1024  # 384, 768 and 1024 in ViT-S, B and L
     depth: int = 24  # 12, 12 and 24
@@ -94,4 +94,5 @@ class DINOv2(nn.Module):
             x = jnp.concatenate([jnp.broadcast_to(start, (len(x), 1, self.width)), x], axis=1)
             for i in range(self.depth):
                 x = Block(self.width // HEAD_WIDTH, name=f"blocks_{i}")(x)
-            return {"features": _norm("out_norm")(x[:, 0])}
+            x = _norm("out_norm")(x)
+            return {"features": x[:, 0], "patches": x[:, 1:].reshape(len(x), len(rows), len(columns), self.width)}

@@ -14,7 +14,7 @@ head, is the logarithm of the variance of the denoising error that training lear
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -132,6 +132,7 @@ class EDM2(nn.Module):
     loop: bool = False
     dtype: Dtype = jnp.float32
     remat: bool | str = False  # or one of stacks.REMAT
+    scalars: tuple[str, ...] = ()  # further scalar conditions, embedded as zero at initialisation, as ("tau",)
 
     published = EDM()
 
@@ -158,7 +159,7 @@ class EDM2(nn.Module):
     ) -> Float[Array, "b h w c"]:
         checks.check_inputs("EDM2", x, self.channels, 2 ** (len(self.channel_mult) - 1), cond, self.signals())
         noise = embeddings.noise_labels(noise_label, x)
-        e = self._embed(noise, (cond or {}).get("label")).astype(self.dtype)
+        e = self._embed(noise, cond or {}).astype(self.dtype)
         if self.is_initializing():
             self.uncertainty(noise)
         block = stacks.rematerialised(Block, self.remat)
@@ -177,15 +178,20 @@ class EDM2(nn.Module):
         x = Conv(self.channels, loop=self.loop, dtype=self.dtype, name="out_conv")(x, gain)
         return taps.tap(self, "out", x.astype(jnp.float32))
 
-    def _embed(self, noise_label: Array, label: Array | None) -> Array:
+    def _embed(self, noise_label: Array, cond: Mapping[str, Array]) -> Array:
         features = self.embed_channels or self.width * max(self.channel_mult)
         noise = Fourier(self.noise_channels or self.width, name="noise_fourier")(noise_label)
         e = Linear((features,), name="map_noise")(noise)
         if self.num_classes:
-            label = jnp.full(noise_label.shape, self.num_classes) if label is None else label
+            label = cond.get("label", jnp.full(noise_label.shape, self.num_classes))
             onehot = jax.nn.one_hot(label, self.num_classes, dtype=jnp.float32)  # num_classes itself maps to zeros
             classes = Linear((features,), name="map_label")(onehot * self.num_classes**0.5)
             e = magnitude.blend(e, classes, self.label_balance)
+        for name in self.scalars:  # up to 1000, so that thousandths are like noise labels
+            value = embeddings.scalar_value(noise_label, cond, name) / 1000
+            fourier = Fourier(self.noise_channels or self.width, name=f"scalar_{name}_fourier")(value)
+            gain = self.param(f"scalar_{name}_gain", initializers.zeros, ())
+            e = e + Linear((features,), name=f"scalar_{name}")(fourier, gain)
         return magnitude.silu(e)
 
     def _encode(self, run: Callable[..., Array], x: Array) -> tuple[Array, list[Array]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxdiff.denoisers import Cond
 from jaxdiff.errors import choose
@@ -63,6 +65,35 @@ def _cubic(count: int, base: int) -> Float[np.ndarray, "{count} {base}"]:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
+def rotary_angles(
+    positions: Int[np.ndarray, "n axes"], widths: Sequence[int]
+) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
+    """Cosines and sines of rotary positions, d the sum of `widths`: axis i rotates pairs of widths[i] channels.
+
+    The pair k of an axis turns by p 10000^(-2k/width), and both of its channels have that angle.
+    """
+    angles = [
+        np.outer(positions[:, i], 10000.0 ** (-np.arange(0, width, 2) / width)).repeat(2, axis=1)
+        for i, width in enumerate(widths)
+    ]
+    joined = np.concatenate(angles, axis=1)
+    return jnp.asarray(np.cos(joined), jnp.float32), jnp.asarray(np.sin(joined), jnp.float32)
+
+
+def rotate(
+    x: Float[Array, "b n h d"], angles: tuple[Float[Array, "n d"], Float[Array, "n d"]]
+) -> Float[Array, "b n h d"]:
+    """Each pair of neighbouring channels (a, b) as (a cos - b sin, b cos + a sin), in float32, returned in x's dtype.
+
+    Neighbours are exchanged by shifts, not by an axis of length 2, which TPUs would pad.
+    """
+    cos, sin = (part[:, None] for part in angles)
+    wide = x.astype(jnp.float32)
+    even = np.arange(x.shape[-1]) % 2 == 0
+    turned = jnp.where(even, -jnp.roll(wide, -1, axis=-1), jnp.roll(wide, 1, axis=-1))
+    return (wide * cos + turned * sin).astype(x.dtype)
+
+
 class EmbedMLP(nn.Module):
     """Dense, SiLU, Dense in float32, for timesteps, pooled text and other vectors that enter the modulation."""
 
@@ -79,17 +110,19 @@ STEP_INITS = ("", "zero", "reference")
 
 
 class StepEmbed(nn.Module):
-    """The embedding of cond["step"], a few-step student's number of timestamps or any other scalar, in float32.
+    """The embedding of cond[key], a few-step student's number of timestamps or any other scalar, in float32.
 
     start="zero" zero-initialises the last Dense, so the network starts as if unconditioned; "reference" does not.
     """
 
     features: int
     start: str = "zero"
+    key: str = "step"
 
     @nn.compact
     def __call__(self, x: Array, cond: Cond) -> Float[Array, "b e"]:
-        e = sinusoid(step_value(x, cond, self.start), 256)
+        value = step_value(x, cond, self.start) if self.key == "step" else scalar_value(x, cond, self.key)
+        e = sinusoid(value, 256)
         e = nn.silu(nn.Dense(self.features, kernel_init=initializers.xavier, name="in")(e))
         init = initializers.zeros if self.start == "zero" else initializers.xavier
         return nn.Dense(self.features, kernel_init=init, name="out")(e)
@@ -102,3 +135,10 @@ def step_value(x: Array, cond: Cond, init: str) -> Float[Array, " b"]:
     if "step" not in (cond or {}):
         raise ValueError(f"a network with step_embed={init!r} needs cond['step'], the number of timestamps")
     return noise_labels(cond["step"], x)  # type: ignore[index]
+
+
+def scalar_value(x: Array, cond: Cond, key: str) -> Float[Array, " b"]:
+    """cond[key] as float32, one per example, for a network whose `scalars` name it."""
+    if key not in (cond or {}):
+        raise ValueError(f"a network with {key!r} in its scalars needs cond[{key!r}], one number per example")
+    return noise_labels(cond[key], x)  # type: ignore[index]

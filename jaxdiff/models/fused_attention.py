@@ -21,7 +21,7 @@ from jaxdiff import placement
 
 LANES = 128  # of a TPU register: lengths are multiples of it
 BLOCKS = (512, 384, 256)  # queries per step of the TPU kernel
-MEMORY = 9 * 2**20  # bytes of a TPU core's own memory for keys, values and their gradients
+MEMORY = 8 * 2**20  # bytes of a TPU core's own memory for keys, values and their gradients
 SMALL = {"TPU v4": 3 * 2**20}
 
 Queries = Float[Array, "b n h d"]

@@ -191,6 +191,7 @@ class LatentUNet(nn.Module):
     loop: bool = False
     dtype: Dtype = jnp.float32
     remat: bool | str = False  # or one of stacks.REMAT
+    scalars: tuple[str, ...] = ()  # further scalar conditions, embedded as zero at initialisation, as ("tau",)
 
     published = DDPM("sqrt_linear")
 

@@ -108,6 +108,7 @@ class MDT(nn.Module):
     dtype: Dtype = jnp.float32
     remat: bool | str = False  # or one of stacks.REMAT
     scan: bool = False
+    scalars: tuple[str, ...] = ()  # further scalar conditions, embedded as zero at initialisation, as ("tau",)
 
     published = DDPM()
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from jaxdiff.conditions import Cond, Signal
 from jaxdiff.conventions import EDM
-from jaxdiff.models import checks, conditioning, embeddings, initializers
+from jaxdiff.models import checks, conditioning, embeddings, initializers, taps
 
 
 class MLP(nn.Module):
@@ -31,6 +31,7 @@ class MLP(nn.Module):
     frequencies: int = 0
     step_embed: str = ""
     dtype: Dtype = jnp.float32
+    scalars: tuple[str, ...] = ()  # further scalar conditions, embedded as zero at initialisation, as ("tau",)
 
     published = EDM()
 
@@ -53,6 +54,7 @@ class MLP(nn.Module):
             c = c + nn.Embed(self.num_classes + 1, self.width, name="label")(label)
         if self.step_embed:
             c = c + embeddings.StepEmbed(self.width, self.step_embed, name="step")(x, cond)
+        c = conditioning.embed_scalars(self, c, x, cond)
         waves = (x[:, :, None] * jnp.asarray(2.0 ** np.arange(self.frequencies), x.dtype)).reshape(len(x), -1)
         features = jnp.concatenate([x, jnp.sin(waves), jnp.cos(waves)], axis=-1)
         h = nn.Dense(self.width, dtype=self.dtype, name="in")(features)
@@ -60,4 +62,5 @@ class MLP(nn.Module):
             inner = jnp.concatenate([h, c.astype(h.dtype)], axis=-1)
             inner = nn.Dense(2 * self.width, dtype=self.dtype, name=f"block_{i}_in")(inner)
             h = h + nn.Dense(self.width, dtype=self.dtype, name=f"block_{i}_out")(nn.silu(inner))
+            taps.tap(self, f"block_{i}/out", h)
         return nn.Dense(self.channels, kernel_init=initializers.zeros, name="out")(nn.silu(h).astype(jnp.float32))

@@ -94,3 +94,10 @@ def unstack_blocks(params: Mapping[str, Params], name: str = "blocks") -> dict[s
     layers = {f"{name}_{i}": jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(depth)}
     rest = {key: value for key, value in params.items() if key != name}
     return {**rest, **layers}
+
+
+def unrolled_params(params: Params) -> Params:
+    """The parameters with every scanned stack unstacked; others unchanged."""
+    for name in [name for name, value in params.items() if isinstance(value, Mapping) and [*value] == ["block"]]:
+        params = unstack_blocks(params, name)
+    return params

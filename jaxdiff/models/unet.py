@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from flax import linen as nn
 from flax.typing import Dtype
 from jax.typing import ArrayLike
@@ -72,7 +73,7 @@ def _inits(style: Style, fan_in: int, gain: float = 1.0) -> dict[str, Any]:
 
 
 def _group_norm(x: Array, style: Style, dtype: Dtype, name: str) -> Array:
-    groups = min(32, x.shape[-1] // 4)
+    groups = checks.group_count(x.shape[-1])
     return nn.GroupNorm(groups, epsilon=style.epsilon, dtype=dtype, use_fast_variance=False, name=name)(x)
 
 
@@ -172,7 +173,8 @@ class UNet(nn.Module):
     `noise_label` is EDM's c_noise = ln(sigma)/4. cond takes `label` (num_classes: no class) and, with
     augment_dim > 0, `augment` [b augment_dim]; `control` adds control metadata (conditioning.py) to the embedding.
     step_embed = "zero" or "reference" adds cond["step"] (SFD-v): a separate embedding and an `affine_step` per block,
-    which "zero" zero-initialises. `loop` selects convolution gradients that are fast inside loops on CPU: see
+    which "zero" zero-initialises. patch = 2 convolves patches of 2x2 pixels instead of pixels: a quarter of the work;
+    `attention` then counts patches. `loop` selects convolution gradients that are fast inside loops on CPU: see
     `convolution.loop_conv`.
     """
 
@@ -192,6 +194,8 @@ class UNet(nn.Module):
     loop: bool = False
     dtype: Dtype = jnp.float32
     remat: bool | str = False  # or one of stacks.REMAT
+    patch: int = 1  # pixels along a side of what is convolved as one
+    scalars: tuple[str, ...] = ()  # further scalar conditions, embedded as zero at initialisation, as ("tau",)
 
     published = EDM()
 
@@ -206,7 +210,8 @@ class UNet(nn.Module):
         self, x: Float[Array, "b h w c"], noise_label: ArrayLike, cond: Cond = None, *, deterministic: bool = True
     ) -> Float[Array, "b h w c"]:
         style = pick(STYLES, self.style, "UNet style")
-        checks.check_inputs("UNet", x, self.channels, 2 ** (len(self.channel_mult) - 1), cond, self.signals())
+        stride = self.patch * 2 ** (len(self.channel_mult) - 1)
+        checks.check_inputs("UNet", x, self.channels, stride, cond, self.signals())
         conditioning.check_alone("UNet", self.control, augment_dim=self.augment_dim)
         embedding = [self._embed(style, embeddings.noise_labels(noise_label, x), cond or {})]
         if self.step_embed:
@@ -218,11 +223,14 @@ class UNet(nn.Module):
             fields.update(loop=self.loop, step_init=self.step_embed)
             return block(features, style, name=name, **fields)(x, *embedding)
 
-        x, skips = self._encode(style, run, taps.tap(self, "in", x).astype(self.dtype))
+        x = taps.tap(self, "in", x).astype(self.dtype)
+        x = rearrange(x, "b (h p) (w q) c -> b h w (p q c)", p=self.patch, q=self.patch)
+        x, skips = self._encode(style, run, x)
         x = self._decode(style, run, x, skips)
         x = nn.silu(_group_norm(x, style, self.dtype, "out_norm"))
         fields = {**_inits(style, x.shape[-1] * 9, style.zero_gain), **_conv_form(self.loop)}
-        x = nn.Conv(self.channels, (3, 3), padding=1, name="out_conv", **fields)(x.astype(jnp.float32))
+        out = nn.Conv(self.channels * self.patch**2, (3, 3), padding=1, name="out_conv", **fields)
+        x = rearrange(out(x.astype(jnp.float32)), "b h w (p q c) -> b (h p) (w q) c", p=self.patch, q=self.patch)
         return taps.tap(self, "out", x)
 
     def _embed(self, style: Style, noise_label: Array, cond: Mapping[str, ArrayLike]) -> Array:
@@ -245,7 +253,7 @@ class UNet(nn.Module):
             )
         if self.control:
             e = e + conditioning.ControlEmbed(features, self.control, name="control_embed")(noise_label, cond)
-        return nn.silu(e)
+        return nn.silu(conditioning.embed_scalars(self, e, noise_label, cond))
 
     def _embed_step(self, style: Style, step: Array) -> Array:
         """The step embedding: layers like those of the noise label, which enter each block separately."""
@@ -270,7 +278,7 @@ class UNet(nn.Module):
     def _encode(self, style: Style, run: Callable[..., Array], x: Array) -> tuple[Array, list[Array]]:
         image, skips = x, []
         for level, multiplier in enumerate(self.channel_mult):
-            side = self.resolution >> level
+            side = self.resolution // self.patch >> level
             if level == 0:
                 x = taps.tap(self, "embedded", self._conv3(style, x, self.width, f"enc_{side}x{side}_conv"))
             else:
@@ -288,7 +296,7 @@ class UNet(nn.Module):
     def _decode(self, style: Style, run: Callable[..., Array], x: Array, skips: list[Array]) -> Array:
         deepest = len(self.channel_mult) - 1
         for level in range(deepest, -1, -1):
-            side = self.resolution >> level
+            side = self.resolution // self.patch >> level
             if level == deepest:
                 x = run(x, f"dec_{side}x{side}_in0", x.shape[-1], attention=True)
                 x = run(x, f"dec_{side}x{side}_in1", x.shape[-1])

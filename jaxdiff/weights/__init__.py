@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,8 +15,9 @@ from jax import Array
 from jaxdiff.conditions import SEMANTIC, signals_of
 from jaxdiff.denoisers import Cond, Denoiser, Sigma
 from jaxdiff.errors import pick
-from jaxdiff.models import bind, check_fields
-from jaxdiff.models.stacks import stack_blocks, unstack_blocks
+from jaxdiff.models import bind, check_fields, taps
+from jaxdiff.models.low_rank import Adapters
+from jaxdiff.models.stacks import stack_blocks
 from jaxdiff.trees import Params
 from jaxdiff.weights import (
     clip,
@@ -27,7 +27,9 @@ from jaxdiff.weights import (
     edm2,
     efficientnet,
     files,
+    flux,
     inception,
+    lora,
     lpips,
     mdt,
     names,
@@ -45,9 +47,11 @@ KINDS: dict[str, Kind] = {
     "edm": edm.KIND,
     "edm2": edm2.KIND,
     "dit": dit.KIND,
+    "sit": dit.SIT,
     "mdt": mdt.KIND,
     "pixart": pixart.KIND,
     "sd3": sd3.KIND,
+    "flux": flux.KIND,
     "sd_unet": sd_unet.SD,
     "sdxl_unet": sd_unet.SDXL,
     "sd_vae": sd_vae.SD,
@@ -62,18 +66,27 @@ KINDS: dict[str, Kind] = {
     "lpips": lpips.KIND,
 }
 
-__all__ = ["KINDS", "WeightsError", "load", "load_denoiser", "save"]
+__all__ = ["KINDS", "WeightsError", "load", "load_denoiser", "lora_kind", "save", "save_lora"]
 
 
 def load(source: Source, kind: str, **overrides: Any) -> tuple[nn.Module, Params]:
     """The model and its float32 parameters, for `model.apply({"params": params}, x, noise_label, cond)`.
 
     Feature networks are called with images alone, see `jaxdiff.evaluation.feature_net`; LPIPS with two batches of them.
-    The architecture is inferred from names and shapes; `overrides` set what they do not determine (heads) and
-    how it runs (dtype, remat, scan, dropout). Every missing, unexpected or mis-shaped array is an error.
+
+    Args:
+        source: an .npz or .safetensors file, or a dict of arrays.
+        kind: a name in `weights.KINDS`.
+        overrides: fields that names and shapes do not determine (heads), and how it runs (dtype, remat, scan, dropout).
+
+    Returns:
+        (model, params).
+
+    Raises:
+        WeightsError: an array is missing, unexpected or mis-shaped, or a field is not determined.
     """
     rules = pick(KINDS, kind, "weights kind")
-    arrays = files.read(source)
+    arrays = rules.renamed(files.read(source))
     rules = rules.named(arrays) if rules.named else rules
     check_fields(rules.model, overrides)
     fields = {**rules.infer(arrays), **overrides}
@@ -113,21 +126,46 @@ def load_denoiser(source: Source, kind: str, **overrides: Any) -> Denoiser:
 
 
 def save(model: nn.Module, params: Params, kind: str, path: str | os.PathLike | None = None) -> dict[str, np.ndarray]:
-    """The arrays under their public names, written to `path` (`.npz` or `.safetensors`) when given."""
+    """The arrays under their public names, written to `path` (`.npz` or `.safetensors`) when given; inverts `load`."""
     rules = pick(KINDS, kind, "weights kind")
     if not isinstance(model, rules.model):
         raise ValueError(f"kind {kind!r} describes a {rules.model.__name__}, got a {type(model).__name__}")
-    if getattr(model, "scan", False):
-        for name in [name for name, value in params.items() if isinstance(value, Mapping) and [*value] == ["block"]]:
-            params = unstack_blocks(params, name)
+    params = taps.unstacked(model, params)
     arrays = {**names.to_public(params, rules.entries(model, _abstract(rules, model))), **rules.constants(model)}
     if path is not None:
         files.write(path, arrays)
     return arrays
 
 
+def save_lora(
+    model: nn.Module, adapters: Adapters, kind: str, path: str | os.PathLike | None = None
+) -> dict[str, np.ndarray]:
+    """Low-rank updates as the diffusers library stores them, written to `path` when given; see `lora`."""
+    rules, component = KINDS[kind], pick(lora.COMPONENTS, kind, "kind with the names of diffusers")
+    if not isinstance(model, rules.model):
+        raise ValueError(f"kind {kind!r} describes a {rules.model.__name__}, got a {type(model).__name__}")
+    adapters = adapters.replace(low=taps.unstacked(model, adapters.low))  # type: ignore[attr-defined]
+    arrays = lora.arrays_of(adapters, rules.entries(model, _abstract(rules, model)), f"{component}.")
+    if path is not None:
+        files.write(path, arrays)
+    return arrays
+
+
+def lora_kind(model: nn.Module, kind: str = "") -> str:
+    """The kind with the names of diffusers that a network belongs to: `kind` if it is one, "" if there is none."""
+    found = [name for name in lora.COMPONENTS if KINDS[name].model is type(model)]
+    if kind in found or not found:
+        return kind if found else ""
+    return found[0]
+
+
 def _abstract(rules: Kind, model: nn.Module) -> Params:
     """Shapes of the model's parameters, blocks unrolled, without computing anything."""
+    if getattr(model, "scalars", ()):
+        raise ValueError(
+            f"public weights have no embedding of scalars={tuple(model.scalars)}; load them without, and start a "
+            "student of model.clone(scalars=...) from them, which is the same function until it is trained"
+        )
     model = model.clone(scan=False) if hasattr(model, "scan") else model
     arguments = rules.example(model) if rules.example else _diffusion_example(model)
     return jax.eval_shape(lambda: model.init(jax.random.key(0), *arguments))["params"]
@@ -135,7 +173,7 @@ def _abstract(rules: Kind, model: nn.Module) -> Params:
 
 def _diffusion_example(model: nn.Module) -> tuple:
     """The smallest (x, noise_label, cond) a diffusion network takes."""
-    side = getattr(model, "patch", 2 ** len(getattr(model, "channel_mult", ())))
+    side = getattr(model, "patch", 1) * 2 ** len(getattr(model, "channel_mult", ()))
     cond = {
         name: jnp.zeros(signal.batch_shape(1), signal.dtype)
         for name, signal in signals_of(model).items()

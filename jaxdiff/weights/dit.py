@@ -1,10 +1,10 @@
-"""DiT checkpoints under the names of the official release."""
+"""DiT checkpoints under the names of the official release, and SiT (Ma et al. 2024), DiT trained by flow matching."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from jaxdiff.conventions import DDPM
+from jaxdiff.conventions import DDPM, Flow
 from jaxdiff.models import MDT, DiT, dit
 from jaxdiff.models.embeddings import sincos_positions
 from jaxdiff.trees import Params
@@ -81,3 +81,4 @@ KIND = names.Kind(
     conventions=(DDPM("linear"),),
     constants=constants,
 )
+SIT = KIND._replace(conventions=(Flow(time_scale=1.0, to_data=True),))

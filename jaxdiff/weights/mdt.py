@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdiff.conditions import METHOD
 from jaxdiff.conventions import DDPM
 from jaxdiff.models import MDT
 from jaxdiff.models.mdt import relative_index
@@ -68,8 +69,8 @@ def example(model: MDT) -> tuple:
             "an MDT is exported with the side of its token grid: model.clone(grid=...), 16 for 32x32 latents"
         )
     side = model.grid * model.patch
-    cond = {"step": jnp.zeros(1)} if model.step_embed else None
-    return jnp.zeros((1, side, side, model.channels)), jnp.zeros(1), cond
+    cond = {name: jnp.zeros(1) for name, signal in model.signals().items() if signal.group == METHOD}
+    return jnp.zeros((1, side, side, model.channels)), jnp.zeros(1), cond or None
 
 
 KIND = names.Kind(

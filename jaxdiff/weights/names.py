@@ -52,6 +52,7 @@ class Kind(NamedTuple):
     ignored: Callable[[str], bool] = lambda name: False  # public arrays to ignore
     example: Callable[..., tuple] | None = None  # arguments of init, if not (x, noise_label, cond)
     named: Callable[[Arrays], Kind] | None = None  # the variant of the kind that matches these names
+    renamed: Callable[[Arrays], Arrays] = lambda arrays: arrays  # from another release's names and shapes
 
 
 as_is = Layout(lambda w: w, lambda w: (w,))
@@ -128,6 +129,15 @@ def dense_entries(public: str, path: Path, layout: Layout = dense, bias_layout: 
     return [
         Entry((f"{public}.weight",), (*path, "kernel"), layout),
         Entry((f"{public}.bias",), (*path, "bias"), bias_layout),
+    ]
+
+
+def qkv_entries(heads: int, public: str, parts: tuple[str, ...], path: Path) -> list[Entry]:
+    """Queries, keys and values stored in three arrays each for weight and bias."""
+    kernel, bias = (split_three(layout(heads)) for layout in (qkv_kernel, qkv_bias))
+    return [
+        Entry(tuple(f"{public}.{part}.weight" for part in parts), (*path, "kernel"), kernel),
+        Entry(tuple(f"{public}.{part}.bias" for part in parts), (*path, "bias"), bias),
     ]
 
 

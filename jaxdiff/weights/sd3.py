@@ -29,8 +29,17 @@ def infer(arrays: Arrays) -> Fields:
         "text_dim": shape_of("sd3", arrays, "context_embedder.weight")[1],
         "pooled_dim": shape_of("sd3", arrays, "time_text_embed.text_embedder.linear_1.weight")[1],
         "qk_norm": norm is not None,
+        "dual": _dual(arrays),
         "position_table": round(positions**0.5),
     }
+
+
+def _dual(arrays: Arrays) -> int:
+    """The number of blocks with dual attention (SD3.5 medium), which must be the first ones."""
+    blocks = sorted({int(name.split(".")[1]) for name in arrays if ".attn2." in name})
+    if blocks != list(range(len(blocks))):
+        raise names.WeightsError(f"blocks with dual attention must be the first ones, these are blocks {blocks}")
+    return len(blocks)
 
 
 def entries(model: MMDiT, abstract: Params) -> list[Entry]:
@@ -48,17 +57,29 @@ def entries(model: MMDiT, abstract: Params) -> list[Entry]:
     if side := model.position_table:
         square = Layout(lambda w: w.reshape(side, side, -1), lambda p: (p.reshape(1, side**2, -1),))
         table.append(Entry(("pos_embed.pos_embed",), ("positions",), square))
-    for i in range(model.depth - 1):
-        table += _block(model, f"transformer_blocks.{i}", f"blocks_{i}", last=False)
-    return table + _block(model, f"transformer_blocks.{model.depth - 1}", "last_block", last=True)
+    for i in range(model.depth):
+        dual, last = i < model.dual, i == model.depth - 1
+        ours = f"dual_{i}" if dual else f"blocks_{i - model.dual}"
+        if last:
+            ours = "last_block"
+        table += block_entries(
+            model.heads, f"transformer_blocks.{i}", ours, qk_norm=model.qk_norm, dual=dual, last=last
+        )
+    return table
 
 
-def _block(model: MMDiT, public: str, ours: str, last: bool) -> list[Entry]:
-    """Both streams; only the last block stores the text's modulation as (scale, shift)."""
-    table = _stream(model, public, ours, "image", ("to_q", "to_k", "to_v"), ("norm_q", "norm_k"))
-    table += _stream(
-        model, public, ours, "text", ("add_q_proj", "add_k_proj", "add_v_proj"), ("norm_added_q", "norm_added_k")
-    )
+def block_entries(
+    heads: int, public: str, ours: str, *, qk_norm: bool = True, dual: bool = False, last: bool = False
+) -> list[Entry]:
+    """A block of two streams, of SD3 or FLUX; only the last block stores the text's modulation as (scale, shift)."""
+    attn, image, text = f"{public}.attn", (ours, "image"), (ours, "text")
+    table = _stream(heads, attn, image, ("to_q", "to_k", "to_v"), ("norm_q", "norm_k"), qk_norm)
+    added = ("add_q_proj", "add_k_proj", "add_v_proj")
+    table += _stream(heads, attn, text, added, ("norm_added_q", "norm_added_k"), qk_norm)
+    if dual:
+        alone = (ours, "alone")
+        table += _stream(heads, f"{public}.attn2", alone, ("to_q", "to_k", "to_v"), ("norm_q", "norm_k"), qk_norm)
+        table += dense_entries(f"{public}.attn2.to_out.0", (ours, "alone_out"), names.out_kernel(heads))
     swap = names.swapped_halves if last else lambda layout: layout
     table += dense_entries(f"{public}.norm1.linear", (ours, "image_modulation", "dense"))
     table += dense_entries(
@@ -68,24 +89,21 @@ def _block(model: MMDiT, public: str, ours: str, last: bool) -> list[Entry]:
     if not last:
         updated.append(("text", "attn.to_add_out", "ff_context"))
     for stream, out, mlp in updated:
-        table += dense_entries(f"{public}.{out}", (ours, f"{stream}_out"), names.out_kernel(model.heads))
+        table += dense_entries(f"{public}.{out}", (ours, f"{stream}_out"), names.out_kernel(heads))
         table += dense_entries(f"{public}.{mlp}.net.0.proj", (ours, f"{stream}_mlp", "in"))
         table += dense_entries(f"{public}.{mlp}.net.2", (ours, f"{stream}_mlp", "out"))
     return table
 
 
 def _stream(
-    model: MMDiT, public: str, ours: str, stream: str, qkv: tuple[str, ...], norms: tuple[str, str]
+    heads: int, attn: str, ours: tuple[str, str], qkv: tuple[str, ...], norms: tuple[str, str], qk_norm: bool
 ) -> list[Entry]:
     """Queries, keys, values and their norms."""
-    kernel, bias = (names.split_three(layout(model.heads)) for layout in (names.qkv_kernel, names.qkv_bias))
-    table = [
-        Entry(tuple(f"{public}.attn.{part}.weight" for part in qkv), (ours, f"{stream}_qkv", "kernel"), kernel),
-        Entry(tuple(f"{public}.attn.{part}.bias" for part in qkv), (ours, f"{stream}_qkv", "bias"), bias),
-    ]
-    if model.qk_norm:
+    block, stream = ours
+    table = names.qkv_entries(heads, attn, qkv, (block, f"{stream}_qkv"))
+    if qk_norm:
         table += [
-            Entry((f"{public}.attn.{norm}.weight",), (ours, f"{stream}_{part}_norm", "scale"), names.as_is)
+            Entry((f"{attn}.{norm}.weight",), (block, f"{stream}_{part}_norm", "scale"), names.as_is)
             for part, norm in zip("qk", norms, strict=True)
         ]
     return table

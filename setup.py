@@ -43,20 +43,34 @@ setup(
         "plots": ["matplotlib>=3.10"],  # features score, notebooks and experiments
         "text": ["tokenizers>=0.22.0"],
         "tfds": ["tensorflow-datasets>=4.9.10"],
+        "wandb": ["wandb>=0.31"],
+        "docs": [
+            "myst-nb>=1.4",
+            "sphinx>=9.0.4",
+            "sphinx-book-theme>=1.4",
+            "sphinx-copybutton>=0.5.2",
+        ],
         "test": [
             "beartype>=0.22.2",
+            "build>=1.6",
             "chex>=0.1.90",
             "ipykernel>=7.0",
             'libtpu>=0.0.51; platform_system == "Linux" and platform_machine == "x86_64"',  # compiles, needs no TPU
             "matplotlib>=3.10",
+            "myst-nb>=1.4",  # the site is built by a test
             "nbclient>=0.10.2",
             "nbformat>=5.10",
             "pytest>=8.4",
             "pytest-xdist>=3.8",
             "scikit-learn>=1.6",
             "scipy>=1.15",
+            "setuptools>=77.0.3",
+            "sphinx>=9.0.4",
+            "sphinx-book-theme>=1.4",
+            "sphinx-copybutton>=0.5.2",
             "tensorflow-datasets>=4.9.10",
             "tokenizers>=0.22.0",
+            "wandb>=0.31",
         ],
     },
 )

@@ -1,6 +1,7 @@
 """Fast diffusion models in JAX: denoisers, solvers, models and the methods that distil them.
 
-`jaxdiff.load("runs/a")` reads a trained run back.
+`jaxdiff.load("runs/a")` reads a trained run back; `jaxdiff.Teacher` and `jaxdiff.save_teacher` bring a teacher of
+your own (docs/own_teacher.md).
 Submodules load on first use, so `import jaxdiff` costs nothing and touches no device.
 """
 
@@ -26,15 +27,16 @@ __all__ = [
     "training",
     "weights",
 ]
+_NAMES = {"load": "training", "save_teacher": "training", "Teacher": "teacher", "on_host": "teacher"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "load":
-        return importlib.import_module(f"{__name__}.training").load
+    if name in _NAMES:
+        return getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module 'jaxdiff' has no attribute {name!r}; it has load, {', '.join(__all__)}")
+    raise AttributeError(f"module 'jaxdiff' has no attribute {name!r}; it has {', '.join([*_NAMES, *__all__])}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "load", *__all__])
+    return sorted([*globals(), *_NAMES, *__all__])

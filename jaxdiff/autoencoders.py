@@ -27,6 +27,7 @@ from jaxdiff import weights
 from jaxdiff.data import DataSpec
 from jaxdiff.data.examples import to_float
 from jaxdiff.errors import choose
+from jaxdiff.files import replacing
 from jaxdiff.trees import AnyArray, Params
 
 AUTOENCODERS = ("sd_vae", "sdxl_vae", "taesd")  # kinds of weights that decode latents
@@ -62,7 +63,8 @@ def write(path: str | os.PathLike, latents: AnyArray, model: nn.Module, **column
         "shift": shift,
         **columns,
     }
-    np.savez(path, **arrays)
+    with replacing(path) as unfinished:
+        np.savez(unfinished, **arrays)
 
 
 def units(model: nn.Module) -> tuple[float, float]:

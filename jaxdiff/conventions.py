@@ -8,7 +8,6 @@ conventions compare equal.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from jax import Array
 
 from jaxdiff import denoisers, schedules
 from jaxdiff.denoisers import Denoiser, Network
-from jaxdiff.errors import check_ratio, choose, pick
+from jaxdiff.errors import check_positive, check_ratio, choose, pick
 
 
 class _Wrapper:
@@ -33,8 +32,7 @@ class EDM(_Wrapper):
     sigma_data: float = 0.5
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.sigma_data) and self.sigma_data > 0):
-            raise ValueError(f"sigma_data, the standard deviation of the data, must be positive, got {self.sigma_data}")
+        check_positive("sigma_data, the standard deviation of the data,", self.sigma_data)
 
     def __call__(self, network: Network) -> Denoiser:
         return denoisers.edm(network, self.sigma_data)
@@ -85,20 +83,23 @@ class DDPM(_Wrapper):
 
 @dataclass(frozen=True)
 class Flow(_Wrapper):
-    """Rectified flow: the network sees (1 - t) x0 + t eps and `time_scale * t`, and predicts eps - x0."""
+    """Rectified flow: the network sees (1 - t) x0 + t eps and `time_scale * t`, and predicts eps - x0.
+
+    With `to_data`, as in SiT, its time runs from noise to data: it sees `time_scale * (1 - t)` and predicts x0 - eps.
+    """
 
     time_scale: float = 1000.0
+    to_data: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.time_scale) and self.time_scale > 0):
-            raise ValueError(f"time_scale, the noise label of pure noise, must be positive, got {self.time_scale}")
+        check_positive("time_scale, the noise label of pure noise,", self.time_scale)
 
     def __call__(self, network: Network) -> Denoiser:
-        return denoisers.flow(network, self.time_scale)
+        return denoisers.flow(network, self.time_scale, self.to_data)
 
     def progress(self, noise_label: Array) -> Array:
         """Where a noise label lies between clean data (0) and pure noise (1)."""
-        return noise_label / self.time_scale
+        return 1 - noise_label / self.time_scale if self.to_data else noise_label / self.time_scale
 
     @property
     def sigmas(self) -> None:

@@ -8,10 +8,13 @@ import importlib
 import re
 from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from jaxdiff.trees import AnyArray
 
 T = TypeVar("T")
 
@@ -75,6 +78,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "sdxl": ("sdxl_unet", "latent_unet"),
     "sd3": ("sd3", "mmdit"),
     "sd35": ("sd3", "mmdit"),
+    "flux1": ("flux",),
+    "fluxdev": ("flux",),
+    "fluxschnell": ("flux",),
     "vae": ("sd_vae",),
     "fid": ("inception",),
     # data
@@ -137,6 +143,11 @@ def raised_on_purpose(error: BaseException, packages: Iterable[str] = ("jaxdiff"
     return module.split(".")[0] in packages and dis.opname[instruction] == "RAISE_VARARGS"
 
 
+def is_whole(value: object) -> bool:
+    """Whether a value is an integer; True and False are not."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def concrete(value: ArrayLike) -> np.ndarray | None:
     """The value as a NumPy array, or None if it is traced."""
     import jax  # not at the top: command-line help and completion do not wait for it
@@ -145,9 +156,46 @@ def concrete(value: ArrayLike) -> np.ndarray | None:
 
 
 def check_ratio(ratio: float) -> None:
-    """A ratio of image sizes must be positive."""
-    if ratio <= 0:
+    """A ratio of image sizes must be positive and finite."""
+    if not 0 < ratio < np.inf:
         raise ValueError(f"a resolution ratio must be positive, got {ratio}")
+
+
+def check_number(name: str, value: ArrayLike, low: float = -np.inf, high: float = np.inf, hint: str = "") -> None:
+    """A number, or each of an array, must be real, finite and in [low, high]; traced ones are not checked."""
+    seen = concrete(value)
+    if seen is None:
+        return
+    if seen.dtype.kind not in "iuf" or not (np.isfinite(seen) & (seen >= low) & (seen <= high)).all():
+        kind = "a finite number" if (low, high) == (-np.inf, np.inf) else f"in [{low:g}, {high:g}]"
+        raise ValueError(f"{name} must be {kind}, got {seen}" + (f"; {hint}" if hint else ""))
+
+
+def check_positive(name: str, value: ArrayLike) -> None:
+    """A number, or each of an array, must be positive and finite; traced ones are not checked."""
+    seen = concrete(value)
+    if seen is not None and not (np.isfinite(seen) & (seen > 0)).all():
+        raise ValueError(f"{name} must be positive, got {seen}")
+
+
+def check_real(name: str, dtype: np.dtype) -> None:
+    """Complex numbers would lose their imaginary part in silence."""
+    if np.issubdtype(dtype, np.complexfloating):
+        raise ValueError(f"{name} must be real, got {dtype}; give its real part, or both as channels")
+
+
+def check_floats(name: str, dtype: np.dtype) -> None:
+    """Images and noise are real floats; integers and complex numbers are not converted in silence."""
+    if not np.issubdtype(dtype, np.floating) and "float" not in dtype.name:  # bfloat16 is not NumPy's
+        raise ValueError(f"{name} must be floats, got {dtype}; for pixels in 0..255 give x / 127.5 - 1, in [-1, 1]")
+
+
+def check_images(name: str, images: AnyArray) -> None:
+    """Images and noise are real floats, and finite where that can be seen before tracing."""
+    check_floats(name, images.dtype)
+    seen = concrete(images)
+    if seen is not None and not np.isfinite(seen.astype(np.float32)).all():
+        raise ValueError(f"{name} has NaN or infinite values; remove them first")
 
 
 def check_sigma(sigma: ArrayLike) -> None:

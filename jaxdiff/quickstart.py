@@ -6,9 +6,6 @@ of the table, results.json and report.html.
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 import json
 import time
 from pathlib import Path
@@ -21,7 +18,7 @@ from ml_collections import ConfigDict
 import jaxdiff.configs.digits as digits
 import jaxdiff.configs.digits_emd as digits_emd
 import jaxdiff.configs.digits_sfd as digits_sfd
-from jaxdiff import training
+from jaxdiff import pages, training
 from jaxdiff.methods import exported
 from jaxdiff.training.logs import image_grid, save_png
 from jaxdiff.trees import Params
@@ -149,45 +146,14 @@ def write_report(workdir: Path, config: ConfigDict, rows: list[Row], seconds: di
     plain = [{key: value for key, value in row.items() if key != "grid"} for row in rows]
     results = {"rows": plain, "training_seconds": seconds}
     (workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in COLUMNS)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in _cells(row)) + "</tr>" for row in rows)
-    figures = "".join(
-        f'<figure><img alt="" src="data:image/png;base64,{_png(row["grid"])}">'
-        f"<figcaption>{html.escape(row['sampler'])}, {row['NFE']} evaluations</figcaption></figure>"
-        for row in rows
-    )
     net = rows[0]["protocol"]
     note = (
         f"Distance and recall in the features of a digit classifier (sha256 {net['feature_sha256'][:12]}), "
         f"{net['samples']} samples against {net['reference_samples']} digits, rounded to 8 bits, seed {net['seed']}. "
         f"Device: {jax.devices()[0].device_kind}. {config.train.steps} training steps of the teacher."
     )
-    page = PAGE.format(head=head, body=body, figures=figures, note=html.escape(note))
+    figures = [pages.image(row["grid"], f"{row['sampler']}, {row['NFE']} evaluations") for row in rows]
+    table = pages.table(COLUMNS, [_cells(row) for row in rows])
     path = workdir / "report.html"
-    path.write_text(page, encoding="utf-8")
+    path.write_text(pages.page("Digits by jaxdiff", table, pages.paragraph(note), *figures), encoding="utf-8")
     print(f"\nwrote {path}")
-
-
-def _png(pixels: np.ndarray) -> str:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "png")
-    return base64.b64encode(buffer.getvalue()).decode()
-
-
-PAGE = """<!doctype html>
-<meta charset="utf-8"><title>jaxdiff quickstart</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-table {{ border-collapse: collapse }}
-td, th {{ padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #ddd }}
-td:first-child, th:first-child {{ text-align: left }}
-figure {{ display: inline-block; margin: 1rem 1rem 0 0 }} figcaption {{ font-size: .85rem; color: #555 }}
-img {{ image-rendering: pixelated; width: 20rem }}
-</style>
-<h1>Digits by jaxdiff</h1>
-<table><tr>{head}</tr>{body}</table>
-<p>{note}</p>
-{figures}
-"""

@@ -11,17 +11,32 @@ from jaxdiff.errors import check_ratio
 
 
 def linear_alpha_bar(steps: int = 1000, first: float = 1e-4, last: float = 2e-2) -> np.ndarray:
-    """The DDPM table: betas linear in the timestep (DiT, ADM)."""
+    """The DDPM table: betas linear in the timestep (DiT, ADM).
+
+    Example:
+        >>> linear_alpha_bar().shape
+        (1000,)
+    """
     return np.cumprod(1 - np.linspace(first, last, steps))
 
 
 def sqrt_linear_alpha_bar(steps: int = 1000, first: float = 0.00085, last: float = 0.012) -> np.ndarray:
-    """The latent-diffusion table: square roots of betas linear in the timestep (Stable Diffusion's values)."""
+    """The latent-diffusion table: square roots of betas linear in the timestep (Stable Diffusion's values).
+
+    Example:
+        >>> round(float(sigma_table(sqrt_linear_alpha_bar())[-1]), 2)  # the highest noise level of SD
+        14.61
+    """
     return np.cumprod(1 - np.linspace(first**0.5, last**0.5, steps) ** 2)
 
 
 def cosine_alpha_bar(steps: int = 1000, offset: float = 0.008, max_beta: float = 0.999) -> np.ndarray:
-    """The improved-DDPM table: alpha_bar = cos^2 of a linear angle, betas capped at `max_beta`."""
+    """The improved-DDPM table: alpha_bar = cos^2 of a linear angle, betas capped at `max_beta`.
+
+    Example:
+        >>> bool(0.49 < cosine_alpha_bar()[499] < 0.51)  # half of the variance in the middle
+        True
+    """
     curve = np.cos((np.linspace(0, 1, steps + 1) + offset) / (1 + offset) * np.pi / 2) ** 2
     return np.cumprod(1 - np.minimum(1 - curve[1:] / curve[:-1], max_beta))
 
@@ -38,6 +53,11 @@ def rescaled_alpha_bar(alpha_bar: ArrayLike, ratio: float) -> np.ndarray:
 
     A patch of the small image covers ratio^2 pixels of the large one, over which noise averages out: with
     SNR' = SNR / ratio^2 a timestep means the same uncertainty at both sizes (Berrada et al. 2024).
+
+    Example:
+        >>> table = linear_alpha_bar()
+        >>> bool(np.allclose(sigma_table(rescaled_alpha_bar(table, 2)), 2 * sigma_table(table)))
+        True
     """
     check_ratio(ratio)
     table = np.asarray(alpha_bar, np.float64)
@@ -45,7 +65,15 @@ def rescaled_alpha_bar(alpha_bar: ArrayLike, ratio: float) -> np.ndarray:
 
 
 def sigma_table(alpha_bar: ArrayLike) -> np.ndarray:
-    """The noise levels sqrt((1 - alpha_bar) / alpha_bar) of a discrete table, ascending, float64."""
+    """The noise levels sqrt((1 - alpha_bar) / alpha_bar) of a discrete table, ascending, float64.
+
+    Raises:
+        ValueError: the table is not strictly decreasing within (0, 1).
+
+    Example:
+        >>> sigma_table([0.5, 0.2])
+        array([1., 2.])
+    """
     table = np.asarray(alpha_bar, np.float64)
     if table.ndim != 1 or len(table) < 2 or not (np.diff(table) < 0).all() or not (table[-1] > 0 and table[0] < 1):
         raise ValueError(

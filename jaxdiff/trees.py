@@ -25,6 +25,11 @@ def by_name(tree: Tree) -> dict[str, Any]:
     return {path_name(path): leaf for path, leaf in leaves if hasattr(leaf, "shape")}
 
 
+def size_of(tree: Tree) -> int:
+    """The number of elements of all arrays, or shapes, of a pytree."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+
+
 def mismatches(found: Params, wanted: Params, partial: bool = False) -> str:
     """How the arrays found differ from those wanted, the first five named; "" when they do not.
 

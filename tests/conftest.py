@@ -63,16 +63,36 @@ install_import_hook("jaxdiff", "shape_checks.check")
 import jax
 import pytest
 
+ENOUGH = 2.2 * 2**30  # bytes of a worker from which it forgets its programs after a test, not only after a module
 
-@pytest.fixture(scope="module", autouse=True)
-def bounded_memory():
-    """Compiled programs end with their module: a worker that kept them all would grow to several GiB."""
-    yield
+
+def _resident() -> int:
+    """Bytes of this process in memory; 0 where the system does not say."""
+    path = Path("/proc/self/statm")
+    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if path.is_file() else 0
+
+
+def _forget_programs() -> None:
     jax.clear_caches()
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc would keep what was freed
         trim(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_end_with_their_module():
+    """A worker that kept all its compiled programs would grow to several GiB."""
+    yield
+    _forget_programs()
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory():
+    """Some modules compile as much as others together."""
+    yield
+    if _resident() > ENOUGH:
+        _forget_programs()
 
 
 @pytest.fixture(scope="module")

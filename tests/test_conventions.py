@@ -124,6 +124,7 @@ def test_networks_know_the_convention_they_were_published_in():
     assert published == {
         "unet": EDM(),
         "edm2": EDM(),
+        "flux": Flow(),
         "dit": DDPM(),
         "mdt": DDPM(),
         "pixart": DDPM(),

@@ -26,10 +26,11 @@ def test_shells_accept_them_and_know_the_exit_code(name):
 
 
 def test_a_tpu_pod_runs_the_command_on_all_workers():
-    done = shell(LAUNCH / "tpu_pod.sh", *CONFIG, TPU="pod", ZONE="z", WORKDIR="/runs/a", DRY_RUN="1")
+    source = "git+https://example.org/jaxdiff@abc"
+    done = shell(LAUNCH / "tpu_pod.sh", *CONFIG, TPU="pod", ZONE="z", WORKDIR="/runs/a", DRY_RUN="1", SOURCE=source)
     assert done.returncode == 0, done.stderr
     install, train = done.stdout.splitlines()
-    assert "pip" in install and "tpu-vm ssh pod --zone=z --worker=all" in train
+    assert f"jaxdiff[tpu] @ {source}" in install.replace("\\", "") and "tpu-vm ssh pod --zone=z --worker=all" in train
     inner = subprocess.run(["bash", "-c", f'set -- {train}; echo "${{@: -1}}"'], capture_output=True, text=True).stdout
     assert inner.strip().endswith(
         "jaxdiff train --distributed --config=imagenet256_dit --config.data.options.path=/data/a\\ folder --workdir=/runs/a"

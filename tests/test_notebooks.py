@@ -1,4 +1,4 @@
-"""Notebooks: stored without outputs, and each runs from a fresh kernel to the end."""
+"""Notebooks: stored with the outputs of a whole run, and each runs from a fresh kernel to the end at a small size."""
 
 import ast
 import os
@@ -65,12 +65,17 @@ def test_there_are_notebooks():
 
 
 @each_notebook
-def test_stored_clean(path):
+def test_stored_with_outputs(path):
+    """`python notebooks/refresh.py` wrote them: cells that print or draw have outputs, none is an error or too large."""
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(not cell.outputs and cell.execution_count is None for cell in code)
-    assert notebook.metadata.kernelspec.name == "python3"
+    assert all(cell.execution_count is None for cell in code) and notebook.metadata.kernelspec.name == "python3"
+    outputs = [output for cell in code for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert all(cell.outputs for cell in code if "print(" in cell.source and "def " not in cell.source)
+    assert path.stat().st_size < 1_500_000
 
 
 @each_notebook

@@ -10,9 +10,9 @@ import pytest
 from jax import lax
 
 from jaxdiff import cli, flops, plan
+from jaxdiff.chips import GIB
 from jaxdiff.configs import imagenet256_dit, mixture2d
 from jaxdiff.plan import gpus, hlo, program
-from jaxdiff.plan.chips import GIB
 from jaxdiff.training import prepare, state
 from jaxdiff.training.sharding import make_mesh
 
@@ -302,6 +302,8 @@ def test_a_refusal_of_the_compiler_says_what_to_change():
     assert "teacher.offload=True" in " ".join(plan.advice(record, config, machine))
     with pytest.raises(RuntimeError, match="INTERNAL"):
         program._too_large(RuntimeError("INTERNAL: no"), machine)
+    with pytest.raises(RuntimeError, match="Vmem"):  # of a kernel, which a smaller batch would not mend
+        program._too_large(RuntimeError("RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom"), machine)
 
 
 def test_what_the_compiler_is_told_of_a_gpu():

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jaxdiff
-from jaxdiff.cli import complete, configs, ema, evaluate, features, plan, sample, stats, train
+from jaxdiff.cli import check, compare, complete, configs, ema, evaluate, features, plan, sample, stats, train
 from jaxdiff.cli.flags import Arguments, Command, Flag, UsageError, check_local, describe, parse
 from jaxdiff.errors import nearest, raised_on_purpose
 
@@ -29,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as head, closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        print(f"jaxdiff {arguments[0]}: interrupted", file=sys.stderr)
+        return 130
     except Exception as error:
         if not raised_on_purpose(error, ("jaxdiff", configs.MODULE)):
             raise
@@ -106,6 +109,8 @@ COMMANDS: dict[str, Command] = {
     "train": train.COMMAND,
     "sample": sample.COMMAND,
     "evaluate": evaluate.COMMAND,
+    "check": check.COMMAND,
+    "compare": compare.COMMAND,
     "stats": stats.COMMAND,
     "ema": ema.COMMAND,
     **features.COMMANDS,

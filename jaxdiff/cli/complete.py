@@ -92,7 +92,9 @@ def _values(command: Command, flag: str, typed: str) -> list[str]:
     if flag == "config" and command.config in ("file", "either"):
         name, colon, _ = typed.partition(":")
         if not colon:
-            return configs.names()
+            return [*configs.names(), *configs.recipes()]
+        if name in configs.recipes():
+            return []
         _, arguments = configs.summary(configs.find(name))
         return [f"{name}:{argument}" for argument in arguments]
     return [value for known in command.flags if known.name == flag for value in known.values]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jaxdiff.configs
-from jaxdiff.cli import comments
+from jaxdiff import comments
 from jaxdiff.cli.flags import Arguments, Command, UsageError, check_local
 from jaxdiff.errors import nearest
 
@@ -31,9 +33,41 @@ def find(name: str) -> Path:
     if path.is_file():
         return path
     if path.stem not in names():
-        listed = ", ".join(names())
-        raise UsageError(f"no config {name}{nearest(path.stem, names())}; choose one of {listed}, or pass a file")
+        known = [*names(), *recipes()]
+        raise UsageError(
+            f"no config {name}{nearest(path.stem, known)}; choose one of {', '.join(names())}, pass a file, or distil "
+            f"a run with one of {', '.join(recipes())}"
+        )
     return FOLDER / f"{path.stem}.py"
+
+
+def recipes() -> list[str]:
+    """The methods whose config is inherited from a teacher: rows of METHODS with a recipe, read without running it."""
+    tree = ast.parse((Path(jaxdiff.__file__).parent / "methods" / "__init__.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "METHODS":
+            assert isinstance(node.value, ast.Dict)
+            rows = zip(node.value.keys, node.value.values, strict=True)
+            return [ast.literal_eval(name) for name, row in rows if name and _has_recipe(row)]
+    return []
+
+
+def _has_recipe(row: ast.expr) -> bool:
+    return isinstance(row, ast.Call) and any(keyword.arg == "recipe" for keyword in row.keywords)
+
+
+def inherited(given: str, overrides: Sequence[tuple[str, str]]) -> ConfigDict:
+    """The config of METHOD[:ARGUMENT], inherited from the teacher that the overrides name."""
+    method, _, argument = given.partition(":")
+    named = dict(overrides)
+    if not named.get("teacher.path"):
+        raise UsageError(
+            f"--config={given} distils a teacher: give the workdir of its run with --config.teacher.path=RUN, or a "
+            "network of your own with --config.teacher.kind=python --config.teacher.path=FILE.py:load"
+        )
+    from jaxdiff.cli import runs
+
+    return runs.inherited(method, argument, named.get("teacher.kind", "run"), named["teacher.path"], overrides)
 
 
 def load(given: str) -> ConfigDict:
@@ -43,6 +77,7 @@ def load(given: str) -> ConfigDict:
     if spec is None or spec.loader is None:
         raise UsageError(f"--config={name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE] = module  # where a run looks up the file of a network that the config registers
     spec.loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise UsageError(f"{name} has no function get_config(arg='') that returns a ConfigDict")
@@ -57,11 +92,21 @@ def resolve(command: Command, given: Arguments) -> ConfigDict:
     check_local("workdir", workdir)
     if given.config is not None and command.config == "run":
         raise UsageError(f"{given.command} reads the config of the run in --workdir; set keys with --config.KEY=VALUE")
-    config = load(given.config) if given.config is not None else _of_run(command, given.command, workdir)
+    name = (given.config or "").partition(":")[0]
+    inherits = name in recipes() and not Path(name).is_file()
+    if inherits:
+        assert given.config is not None
+        config = inherited(given.config, given.overrides)
+    elif given.config is not None:
+        config = load(given.config)
+    else:
+        config = _of_run(command, given.command, workdir)
     if given.overrides:
         from jaxdiff.cli.options import override
 
         override(config, given.overrides)
+    if inherits and "optim.decay_images" not in dict(given.overrides):
+        config.optim.decay_images = config.data.batch_size * config.train.steps  # of the steps that were asked for
     return config
 
 
@@ -97,7 +142,12 @@ def listing() -> str:
         purpose, arguments = summary(FOLDER / f"{name}.py")
         lines += textwrap.wrap(f"{name:24s} {purpose}", 118, subsequent_indent=" " * 25)
         lines += [f"{'':25s}:{argument:14s} {change}" for argument, change in arguments.items()]
-    return "\n".join([*lines, "", "Use one with --config=NAME or --config=NAME:ARGUMENT; some take several: NAME:A,B."])
+    lines += ["", "Use one with --config=NAME or --config=NAME:ARGUMENT; some take several: NAME:A,B."]
+    methods = (
+        "Distil a run without a config of its own: --config=METHOD --config.teacher.path=RUN, METHOD one of "
+        f"{', '.join(recipes())}; sfd:4 has 4 evaluations."
+    )
+    return "\n".join([*lines, *textwrap.wrap(methods, 118)])
 
 
 def describe(config: ConfigDict) -> str:
@@ -128,13 +178,12 @@ def key_comments() -> dict[str, str]:
 def _comments(config: ConfigDict) -> dict[str, str]:
     """The comments of the default config, of the methods' options and of the chosen model's fields."""
     from jaxdiff.cli import runs
-    from jaxdiff.models import MODELS
+    from jaxdiff.models import find as find_model
 
     known = key_comments()
-    declared = {**runs.method_options(), "model.fields": MODELS.get(config.model.name)}
+    declared = {**runs.method_options(), "model.fields": find_model(config.model.name)}
     for section, cls in declared.items():
-        if cls is not None:
-            known |= {f"{section}.{name}": text for name, text in comments.field_comments(cls).items()}
+        known |= {f"{section}.{name}": text for name, text in comments.field_comments(cls).items()}
     return known
 
 

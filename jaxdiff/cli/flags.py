@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -97,10 +98,20 @@ def _read(found: Arguments, flags: dict[str, Flag], command: Command, argument: 
         found.values[name[2:]] = False
     elif name in flags:
         text = _required(given, value if equals else _next(rest))
-        found.values[name] = read_value(text, flags[name].default, f"--{given}")
+        found.values[name] = _not_below(read_value(text, flags[name].default, f"--{given}"), flags[name])
     else:
         known = [*flags, *(["config"] if command.config else []), "help", "traceback"]
         raise UsageError(f"unknown flag --{given}{nearest(name, known)}; `jaxdiff {found.command} --help` lists flags")
+
+
+def _not_below(value: Value, flag: Flag) -> Value:
+    """Numbers are finite and not negative, unless their default is."""
+    if isinstance(value, str | bool) or isinstance(flag.default, str | bool):
+        return value
+    least = min(0, flag.default)
+    if not least <= value < math.inf:
+        raise UsageError(f"--{flag.name} must be at least {least:g} and finite, got {value}")
+    return value
 
 
 def _next(rest: list[str]) -> str | None:
@@ -187,6 +198,10 @@ def _described(flag: Flag) -> list[str]:
     return [f"{left:30s}{lines[0]}", *(" " * 30 + line for line in lines[1:])]
 
 
+TEACHER = (
+    Flag("teacher", "", "a teacher instead of a run: FILE.py:load, a workdir, or a weights file with --kind"),
+    Flag("kind", "", "of the teacher's weights file: edm, dit, sd_unet...; empty: a Python file or a run"),
+)
 KEYS = (
     "Config keys are documented in jaxdiff/configs/default.py, one comment each; `jaxdiff train --config=NAME --help` "
     "lists those of a config with their values, `jaxdiff configs` the configs. A field of the chosen model, "

@@ -17,7 +17,9 @@ from jaxdiff.data.sources import SOURCES
 from jaxdiff.errors import closest, nearest, pick
 from jaxdiff.methods.averaging import DECAYS
 from jaxdiff.models import MODELS
+from jaxdiff.models import find as find_model
 from jaxdiff.noise.levels import LEVELS, LOSS_WEIGHTS
+from jaxdiff.outside import is_reference
 from jaxdiff.solvers import SOLVERS
 from jaxdiff.training.formats import RENAMED
 from jaxdiff.training.optim import OPTIMIZERS
@@ -148,11 +150,13 @@ OWNERS = {
     "sfd.solver_options": Owner("sfd.solver", SOLVERS),
     "optim.options": Owner("optim.name", OPTIMIZERS, ("learning_rate",)),
     "ema.options": Owner("ema.kind", DECAYS),
-    "emd.sigma_options": Owner("emd.sigma_sampler", LEVELS, ("table",)),
-    "emd.score_weight_options": Owner("emd.score_weight", LOSS_WEIGHTS),
+    "teacher.fields": Owner("model.name", MODELS, ("parent", "name")),
     "diffusion.weight_options": Owner("diffusion.weight", LOSS_WEIGHTS),
 }
-UNCHECKED = ("noise.assignment_options", "autoencoder.options", "curriculum")  # checked by their builders
+for _name in ("emd", "diff_instruct", "sid", "dmd2", "f_distill", "uni_instruct"):
+    OWNERS[f"{_name}.sigma_options"] = Owner(f"{_name}.sigma_sampler", LEVELS, ("table",))
+    OWNERS[f"{_name}.score_weight_options"] = Owner(f"{_name}.score_weight", LOSS_WEIGHTS)
+UNCHECKED = ("noise.assignment_options", "autoencoder.options", "curriculum", "log.wandb")  # checked by their builders
 
 
 def read_option(config: ConfigDict, section: str, key: str, text: str) -> Value:
@@ -173,7 +177,8 @@ def read_option(config: ConfigDict, section: str, key: str, text: str) -> Value:
 def parameters(config: ConfigDict, section: str) -> dict[str, Value]:
     """The options of an open section, each with an example of its type, or None for any type."""
     owner = OWNERS[section]
-    entry = pick(owner.table, _at(config, owner.key), owner.key)
+    chosen = _at(config, owner.key)
+    entry = find_model(chosen) if owner.table is MODELS else pick(owner.table, chosen, owner.key)
     taken = _signature(entry)
     if owner.common is not None:
         taken |= _signature(owner.common)
@@ -182,7 +187,8 @@ def parameters(config: ConfigDict, section: str) -> dict[str, Value]:
 
 def unlisted(config: ConfigDict, section: str) -> list[str]:
     """The options of an open section that the config does not set."""
-    if _at(config, OWNERS[section].key) not in OWNERS[section].table:
+    chosen = _at(config, OWNERS[section].key)
+    if chosen not in OWNERS[section].table and not is_reference(chosen):
         return []
     return [name for name in parameters(config, section) if name not in _at(config, section)]
 

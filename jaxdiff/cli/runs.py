@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,17 +14,19 @@ from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike
 
-from jaxdiff import evaluation, training
+from jaxdiff import evaluation, flow_maps, training
 from jaxdiff.autoencoders import check_files
+from jaxdiff.cli import teachers
 from jaxdiff.conditions import SEMANTIC, Signal
 from jaxdiff.data import Dataset, DataSpec, load
 from jaxdiff.data.examples import Batch
 from jaxdiff.features.catalog import Catalog
 from jaxdiff.features.catalog import catalog as list_activations
 from jaxdiff.features.scoring import Subject
+from jaxdiff.files import read_npz, replacing
 from jaxdiff.methods import METHODS
 from jaxdiff.placement import BATCH
-from jaxdiff.training import Run, SavedRun, distributed, export, loading, parameters, snapshots, state
+from jaxdiff.training import Run, SavedRun, distributed, export, inherit, loading, parameters, snapshots, state
 from jaxdiff.training.build import reference_data
 from jaxdiff.training.components import with_nfe
 from jaxdiff.training.evaluate import eval_sampler
@@ -45,21 +48,34 @@ def method_options() -> dict[str, type]:
     return {name: entry.options for name, entry in METHODS.items()}
 
 
+def inherited(method: str, argument: str, kind: str, path: str, overrides: Sequence[tuple[str, str]]) -> ConfigDict:
+    """The config of a student that inherits from the teacher at `path`."""
+    return inherit.student_config(teachers.config_of(kind, path, overrides), method, argument, kind, path)
+
+
 # ------------------------------------------------------------------------------------------ train
 
 
-def train(config: ConfigDict, workdir: str, **connection: Any) -> int:
+def train(config: ConfigDict, workdir: str, allow_config_change: bool, **connection: Any) -> int:
     """Train, as one of several processes if the flags say so; the exit code tells whether to restart."""
-    distributed.connect(
-        connection["coordinator"],
-        connection["processes"],
-        connection["process"],
-        detect=connection["distributed"],
-        timeout=connection["connect_timeout"],
-        silence=connection["silence_timeout"],
-    )
-    with distributed.exit_on_lost_peer():
-        return distributed.RETRY if training.train(config, workdir).stopped else 0
+    try:
+        distributed.connect(
+            connection["coordinator"],
+            connection["processes"],
+            connection["process"],
+            config=config.to_dict(),
+            detect=connection["distributed"],
+            timeout=connection["connect_timeout"],
+            silence=connection["silence_timeout"],
+        )
+    except distributed.Late as error:
+        print(f"jaxdiff train: {error}", file=sys.stderr)
+        return distributed.RETRY
+    with distributed.ending_together():
+        result = training.train(
+            config, workdir, allow_config_change=allow_config_change, stall_timeout=connection["stall_timeout"]
+        )
+    return distributed.RETRY if result.stopped else 0
 
 
 def print_shapes(config: ConfigDict) -> None:
@@ -125,7 +141,8 @@ def write_samples(out: Path, made: Samples) -> None:
             columns["labels"] = made.labels
         if made.captions:
             columns["captions"] = np.asarray(made.captions)
-        np.savez(out, **columns)
+        with replacing(out) as partial:
+            np.savez(partial, **columns)
     elif made.captions:
         save_png(out, captioned_grid(made.images["images"], made.captions))
     else:
@@ -220,11 +237,14 @@ def subject_of(run: Run, workdir: str, prompt: str = "") -> Subject:
 
 
 def unconditional(run: Run) -> dict[str, ArrayLike]:
-    """The condition of a network given images alone: null values, uncropped images, step 0."""
+    """The condition of a network given images alone: null values, uncropped images, step 0.
+
+    A flow map is a denoiser at tau = sigma, which is set where sigma is known.
+    """
     found = dict(run.conditions.null(SEMANTIC) or {})
     found |= {name: value for name, value in run.control.items() if name in run.conditions}
     for name, signal in run.conditions.items():
-        if name not in found:
+        if name not in found and name != flow_maps.TAU:
             found[name] = np.zeros(signal.batch_shape(1)[1:], signal.dtype)
     return found
 
@@ -253,11 +273,11 @@ def read_embeddings(path: str, names: Sequence[str], conditions: Mapping[str, Si
     """The embeddings of one prompt, each array of one example; a leading axis of length 1 is dropped."""
     if not Path(path).is_file():
         raise ValueError(f"--prompt: no file {Path(path).absolute()}")
-    with np.load(path, allow_pickle=False) as stored:
-        missing = [name for name in names if name not in stored]
-        if missing:
-            raise ValueError(f"--prompt={path} has {', '.join(stored)}; the network also needs {', '.join(missing)}")
-        rows = {name: stored[name][0] if len(stored[name]) == 1 else stored[name] for name in names}
+    stored = read_npz(path)
+    missing = [name for name in names if name not in stored]
+    if missing:
+        raise ValueError(f"--prompt={path} has {', '.join(stored)}; the network also needs {', '.join(missing)}")
+    rows = {name: stored[name][0] if len(stored[name]) == 1 else stored[name] for name in names}
     for name, value in rows.items():
         shape = conditions[name].shape
         fits = len(shape) == value.ndim and all(w in (None, n) for w, n in zip(shape, value.shape, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxdiff.cli import configs
-from jaxdiff.cli.flags import Arguments, Command, Flag, UsageError, check_count, check_out
+from jaxdiff.cli.flags import TEACHER, Arguments, Command, Flag, UsageError, check_count, check_out
 
 
 def run(given: Arguments) -> int:
@@ -14,10 +14,18 @@ def run(given: Arguments) -> int:
     labels, prompts = read_labels(given.labels), read_prompts(given.prompts)
     if given.mcmc_steps < 0 or (given.mcmc_steps and given.nfe):
         raise UsageError(f"--mcmc_steps is a number of Langevin steps, without --nfe; got {given.mcmc_steps}")
-    config = configs.resolve(COMMAND, given)
-    from jaxdiff.cli import runs
+    if given.teacher:
+        if given.workdir or given.step or given.mcmc_steps:
+            raise UsageError("--teacher is sampled as it is: leave out --workdir, --step and --mcmc_steps")
+        from jaxdiff.cli import runs, teachers
 
-    saved = runs.open_run(runs.with_nfe(config, given.nfe), given.workdir, given.step)
+        saved = teachers.opened(given.teacher, given.kind, given.overrides)
+        saved = saved.with_nfe(given.nfe) if given.nfe else saved
+    else:
+        config = configs.resolve(COMMAND, given)
+        from jaxdiff.cli import runs
+
+        saved = runs.open_run(runs.with_nfe(config, given.nfe), given.workdir, given.step)
     if given.out.endswith(".png") and not runs.makes_images(saved):
         raise UsageError("samples of this run are points, not images; write them with --out=FILE.npz")
     print("compiling the sampler ...", flush=True)
@@ -26,7 +34,7 @@ def run(given: Arguments) -> int:
         how = f"left before, right after {given.mcmc_steps} Langevin steps"
     else:
         made = runs.sample(saved, given.count, given.seed, labels, prompts)
-        how = config.sample.solver
+        how = saved.config.sample.solver
     runs.write_samples(Path(given.out), made)
     of = f" of step {saved.step}" if given.step else ""
     print(f"wrote {given.count} samples{of} to {given.out}: {how}, {made.nfe} evaluations each")
@@ -57,6 +65,7 @@ COMMAND = Command(
     run,
     (
         Flag("workdir", "", "folder of the run"),
+        *TEACHER,
         Flag("count", 64, "number of samples"),
         Flag("seed", 0, "sample i depends only on the seed and i"),
         Flag("labels", "cycle", "cycle (through the classes), random, or a class number", ("cycle", "random")),
@@ -70,6 +79,7 @@ COMMAND = Command(
     examples=(
         "jaxdiff sample --workdir=runs/a --count=64 --out=samples.png --nfe=10",
         "jaxdiff sample --workdir=runs/a --labels=7 --config.sample.solver=unipc",
+        "jaxdiff sample --teacher=my_teacher.py:load --nfe=20",
         'jaxdiff sample --workdir=runs/t2i --prompts="a red circle left of a blue square"',
     ),
 )

@@ -12,6 +12,7 @@ CONNECTION = (
     Flag("process", -1, "index of this process, from 0"),
     Flag("connect_timeout", 300, "seconds to wait for the other processes at the start"),
     Flag("silence_timeout", 60, "seconds without a heartbeat of another process before this one exits"),
+    Flag("stall_timeout", 1800, "seconds without a finished step before several processes exit (one warns); 0: never"),
 )
 
 
@@ -26,7 +27,8 @@ def run(given: Arguments) -> int:
     if given.dry_run:
         runs.print_shapes(config)
         return 0
-    return runs.train(config, given.workdir, **{flag.name: given.values[flag.name] for flag in CONNECTION})
+    connection = {flag.name: given.values[flag.name] for flag in CONNECTION}
+    return runs.train(config, given.workdir, given.allow_config_change, **connection)
 
 
 COMMAND = Command(
@@ -35,6 +37,7 @@ COMMAND = Command(
     (
         Flag("workdir", "", "folder for checkpoints, logs and samples; a run there is resumed"),
         Flag("dry_run", False, "print the config and parameter shapes without training"),
+        Flag("allow_config_change", False, "resume with a config or data that alter the result of the run so far"),
         Flag("init_from", "", "a workdir to initialise matching parameters from"),
         *CONNECTION,
     ),

@@ -26,10 +26,20 @@ from jaxdiff.conditions import CONTROL, CONTROLS, Signal, label_signal
 from jaxdiff.data import augment as augmentation
 from jaxdiff.data import transforms
 from jaxdiff.data.captions import embed, with_text
-from jaxdiff.data.examples import Batch, Fetch, Source, first_shape, gather, keeps_frame, per_example, reader_of
+from jaxdiff.data.examples import (
+    Batch,
+    Fetch,
+    Source,
+    check_share,
+    first_shape,
+    gather,
+    keeps_frame,
+    per_example,
+    reader_of,
+)
 from jaxdiff.data.order import order
 from jaxdiff.data.spec import DataSpec
-from jaxdiff.data.transforms import Transform
+from jaxdiff.data.transforms import CorruptImage, Transform
 from jaxdiff.errors import choose
 
 
@@ -100,6 +110,7 @@ def build(
     caption_text: Sequence[int] | str | os.PathLike = (),
     pooling: str = "",
     on_corrupt: str = "skip",
+    max_corrupt: float = 0.1,
     log: Callable[[str], None] | None = None,
 ) -> Dataset:
     """A dataset over `source`; invalid options and an unreadable first example fail here, not at the first step.
@@ -108,10 +119,13 @@ def build(
     must have one size. `augment` is the probability of each of EDM's transformations (augment.py). `control` lists the
     metadata to record (conditions.CONTROLS). `caption_text` embeds captions: (length, width) by hashed words, or a
     folder with text.npy [captions + 1 l d]; pooling="mean" makes the pooled embedding the mean over tokens.
-    `on_corrupt` is "skip" (replace by the next readable example of the epoch, count, log each file once) or "stop".
+    `on_corrupt` is "skip" (replace by the next readable example of the epoch, count, log each file once) or "stop";
+    more than 10 corrupt examples that are more than `max_corrupt` of all are an error.
     """
     control = (control,) if isinstance(control, str) else tuple(control)
-    _check(source, seed, image_size, crop, control, on_corrupt)
+    _check(source, seed, shuffle, image_size, crop, control, on_corrupt, max_corrupt)
+    log = log or logging.getLogger("jaxdiff.data").warning
+    _report(source, on_corrupt == "skip", max_corrupt, log)
     if source.latent is not None and (image_size is not None or flip or channels is not None or control):
         raise ValueError(
             f"dataset {source.name!r} holds latents, which cannot be cropped or flipped: remove image_size, crop, "
@@ -126,7 +140,7 @@ def build(
     if whole:
         shape, fetch = source.arrays["image"].shape[1:], gather(source, look_up, transform.flip, control, seed)
     else:
-        reader = reader_of(source, on_corrupt == "skip", corrupt, log or logging.getLogger("jaxdiff.data").warning)
+        reader = reader_of(source, on_corrupt == "skip", corrupt, log, max_corrupt)
         shape = first_shape(source, reader, transform)
         fetch = per_example(source, reader, look_up, transform, shape, control, seed)
     if pooling and not caption_text:
@@ -181,9 +195,29 @@ def _with_examples(dataset: Dataset, batch: Batch) -> Dataset:
     return dataclasses.replace(dataset, example_captions=captions, example_text=rows)
 
 
+def _report(source: Source, skip: bool, max_corrupt: float, log: Callable[[str], None]) -> None:
+    """Log what the source left out and what else it noted, or refuse it."""
+    if source.skipped and not skip:
+        raise CorruptImage(f"{source.skipped[0]}; remove or repair it, or set on_corrupt='skip' to train without it")
+    check_share(source, 0, max_corrupt)
+    for text in (*(f"{reason}; skipped" for reason in source.skipped), *source.notes):
+        log(text)
+
+
 def _check(
-    source: Source, seed: int, image_size: int | None, crop: str | None, control: tuple[str, ...], on_corrupt: str
+    source: Source,
+    seed: int,
+    shuffle: bool,
+    image_size: int | None,
+    crop: str | None,
+    control: tuple[str, ...],
+    on_corrupt: str,
+    max_corrupt: float,
 ) -> None:
+    if not isinstance(shuffle, (bool, np.bool_)):
+        raise ValueError(f"shuffle is True or False, got {shuffle!r}")
+    if not 0 <= max_corrupt <= 1:
+        raise ValueError(f"max_corrupt is the share of examples that may be unreadable, in [0, 1], got {max_corrupt}")
     choose(on_corrupt, ("skip", "stop"), "on_corrupt policy")
     for name in control:
         choose(name, CONTROLS, "control")

@@ -25,6 +25,7 @@ Fetch = Callable[[range, Executor | None], Batch]
 Reader = Callable[[int], Example | None]
 REDRAW = 2**40  # position + k * REDRAW is the k-th replacement for a corrupt example at that position
 MAX_REDRAWS = 100
+FEW_CORRUPT = 10  # corrupt examples that are tolerated whatever the size of the dataset
 
 
 class Source(NamedTuple):
@@ -36,7 +37,8 @@ class Source(NamedTuple):
     `null` holds null values by key, where the data define them. `judge(images, captions)` measures how well images
     match captions, where that can be computed. `latent` is the (scale, shift) of latents, which are neither cropped
     nor flipped.
-    `signals` declares further conditions that `read` returns.
+    `signals` declares further conditions that `read` returns. `skipped` says which examples were left out and why,
+    `notes` what else the user should know; both are logged.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Source(NamedTuple):
     judge: Callable[[np.ndarray, Sequence[str]], dict[str, float]] | None = None
     latent: tuple[float, float] | None = None
     signals: Mapping[str, Signal] = MappingProxyType({})
+    skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def to_float(images: Shaped[np.ndarray, "b ..."]) -> Float32[np.ndarray, "b ..."]:
@@ -116,8 +120,20 @@ def _whole_record(size: tuple[int, int], flipped: np.ndarray, control: tuple[str
 # ---------------------------------------------------------------------------------------------- example by example
 
 
-def reader_of(source: Source, skip: bool, corrupt: dict[str, int], log: Callable[[str], None]) -> Reader:
-    """`source.read` with the label checked and the policy for corrupt files: None, counted, or the error."""
+def check_share(source: Source, corrupt: int, max_corrupt: float) -> None:
+    """Raise if too many examples are corrupt or were left out: such data are not those that were meant."""
+    size, lost = source.size + len(source.skipped), corrupt + len(source.skipped)
+    if lost > max(FEW_CORRUPT, max_corrupt * size):
+        raise CorruptImage(
+            f"{lost} of {size} examples of {source.name!r} cannot be read, more than max_corrupt={max_corrupt}; is the "
+            "copy complete? Repair it, or raise data.options.max_corrupt"
+        )
+
+
+def reader_of(
+    source: Source, skip: bool, corrupt: dict[str, int], log: Callable[[str], None], max_corrupt: float
+) -> Reader:
+    """`source.read` with values checked and the policy for corrupt files: None, counted, or the error."""
     lock = threading.Lock()
 
     def note(name: str, error: CorruptImage) -> None:
@@ -125,6 +141,7 @@ def reader_of(source: Source, skip: bool, corrupt: dict[str, int], log: Callable
             corrupt[name] = corrupt.get(name, 0) + 1
             if corrupt[name] == 1:
                 log(f"{error}; skipped, replaced by another example")
+                check_share(source, len(corrupt), max_corrupt)
 
     def read(index: int) -> Example | None:
         try:
@@ -138,9 +155,22 @@ def reader_of(source: Source, skip: bool, corrupt: dict[str, int], log: Callable
             return None
         if "label" in example and not 0 <= example["label"] < source.num_classes:
             raise ValueError(bad_label(int(example["label"]), source.describe(index), source.num_classes))
+        _check_floats(example["image"], source.describe(index))
         return {**example, "index": index}
 
     return read
+
+
+def _check_floats(image: np.ndarray, name: str) -> None:
+    """Floats are finite, and pixels in [-1, 1]; latents may be larger, but are not all positive."""
+    if image.dtype == np.uint8 or not image.size:
+        return
+    low, high = image.min(), image.max()
+    if not np.isfinite(high - low) or (low >= 0 and high > 2):
+        raise ValueError(
+            f"{name} has values from {low:.4g} to {high:.4g}; floats must be finite and pixels lie in [-1, 1]: use "
+            "x / 127.5 - 1 for 0..255"
+        )
 
 
 def bad_label(label: int, name: str, num_classes: int) -> str:

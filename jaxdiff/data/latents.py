@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxdiff.data.examples import Source
 from jaxdiff.data.memory import in_memory
+from jaxdiff.files import read_npz
 
 
 def latents(path: str | os.PathLike) -> Source:
@@ -20,8 +21,7 @@ def latents(path: str | os.PathLike) -> Source:
     file = Path(path)
     if not file.is_file():
         raise FileNotFoundError(f"no latents at {file}; tried {file.resolve()}; autoencoders.write creates them")
-    with np.load(file, allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
+    arrays = read_npz(file)
     missing = [name for name in ("latents", "scale", "shift") if name not in arrays]
     if missing:
         raise ValueError(

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from jaxdiff.data.examples import Source, bad_label
 from jaxdiff.data.prompts import from_tables
 from jaxdiff.errors import choose
+from jaxdiff.files import read_npz
 
 TEST_DIGITS = 297  # leaves 1,500 for training
 
@@ -68,16 +69,19 @@ def arrays(
     )
 
 
-def blank(shape: Sequence[int], *, num_classes: int = 0, text: Sequence[int] = ()) -> Source:
+def blank(shape: Sequence[int], *, num_classes: int = 0, text: Sequence[int] = (), pooled: int = 0) -> Source:
     """No data: zeros of one shape, for methods that need none, such as SFD; samples cannot be evaluated.
 
-    `text` = (tokens, width) adds text embeddings, fixed random numbers.
+    `text` = (tokens, width) adds text embeddings, fixed random numbers, and `pooled` a pooled embedding of that width.
     """
     if not shape or any(int(side) != side or side < 1 for side in shape) or num_classes < 0:
         raise ValueError(f"blank needs the shape of an image, for example (32, 32, 3), got {shape} and {num_classes=}")
     if text:
-        table = np.random.default_rng(0).normal(size=(9, *text)).astype(np.float32)
-        return from_tables("blank", {"text": table}, shape, "blank")
+        rng = np.random.default_rng(0)
+        tables = {"text": rng.normal(size=(9, *text)).astype(np.float32)}
+        if pooled:
+            tables["pooled"] = rng.normal(size=(9, pooled)).astype(np.float32)
+        return from_tables("blank", tables, shape, "blank")
     images = np.zeros(
         (max(num_classes, 1), *(int(side) for side in shape)), np.uint8 if len(shape) == 3 else np.float32
     )
@@ -87,16 +91,11 @@ def blank(shape: Sequence[int], *, num_classes: int = 0, text: Sequence[int] = (
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"no .npz file at {path}; tried {path.resolve()}")
-    with np.load(path, allow_pickle=False) as stored:
-        if "images" not in stored.files:
-            raise ValueError(
-                f"{path} has keys {', '.join(stored.files)}, but 'images' is needed ('labels' is optional)"
-            )
-        return {
-            key: stored[key]
-            for key in stored.files
-            if key in ("images", "labels", "class_names", "caption_ids", "captions")
-        }
+    stored = read_npz(path, ("images", "labels", "class_names", "caption_ids", "captions"))
+    if "images" not in stored:
+        keys = ", ".join(np.load(path, allow_pickle=False).files)
+        raise ValueError(f"{path} has keys {keys}, but 'images' is needed ('labels' is optional)")
+    return stored
 
 
 def _check_images(images: np.ndarray) -> np.ndarray:

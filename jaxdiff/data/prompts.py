@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxdiff.data.examples import Source, widen
+from jaxdiff.files import DamagedFile
 
 NAMES = ("text", "text_mask", "pooled")
 
@@ -35,7 +36,7 @@ def read_tables(path: str | os.PathLike) -> dict[str, np.ndarray]:
             f"no text.npy in {folder.absolute()}: store the embeddings of your prompts there, [prompts + 1, tokens, "
             "width], the last row that of the empty prompt"
         )
-    tables = {n: np.load(folder / f"{n}.npy", mmap_mode="r") for n in NAMES if (folder / f"{n}.npy").is_file()}
+    tables = {n: _mapped(folder / f"{n}.npy") for n in NAMES if (folder / f"{n}.npy").is_file()}
     rows = len(tables["text"])
     wrong = [f"{name}.npy {table.shape}" for name, table in tables.items() if len(table) != rows]
     if tables["text"].ndim != 3 or rows < 2 or wrong:
@@ -44,6 +45,13 @@ def read_tables(path: str | os.PathLike) -> dict[str, np.ndarray]:
             + (f", not {', '.join(wrong)}" if wrong else "")
         )
     return tables
+
+
+def _mapped(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise DamagedFile(f"{path} is damaged or not an array of numbers: {error}; write it with numpy.save") from error
 
 
 def from_tables(name: str, tables: Mapping[str, np.ndarray], shape: Sequence[int], fingerprint: str) -> Source:

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import struct
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from jaxdiff.data.examples import Example, Source, bad_label
-from jaxdiff.data.transforms import CorruptImage, decode
+from jaxdiff.data.transforms import MAX_PIXELS, CorruptImage, decode
+from jaxdiff.files import replacing
 
 FORMAT = "jaxdiff-array-record-1"
 SUFFIX = ".array_record"
@@ -48,10 +48,8 @@ def write_array_records(
     if path.suffix != SUFFIX:
         raise ValueError(f"cannot write array records to {path.name!r}: the name must end in {SUFFIX}")
     num_classes = num_classes or len(class_names)
-    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=SUFFIX)
-    os.close(handle)
-    try:
-        writer = ArrayRecordWriter(partial, "group_size:1")  # one record per group: random access reads whole groups
+    with replacing(path) as partial:
+        writer = ArrayRecordWriter(str(partial), "group_size:1")  # one record per group: whole groups are read
         try:
             end = _write_all(writer, examples, num_classes)
             end |= {"num_classes": num_classes, "class_names": list(class_names)}
@@ -60,10 +58,6 @@ def write_array_records(
             writer.write(json.dumps(end).encode())
         finally:
             writer.close()
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
     return end["count"]
 
 
@@ -108,14 +102,14 @@ def _encode(example: Example, name: str, num_classes: int, captions: dict[str, i
     return struct.pack("<I", len(text)) + text + image
 
 
-def _decode(record: bytes, name: str) -> Example:
+def _decode(record: bytes, name: str, max_pixels: int) -> Example:
     try:
         (length,) = struct.unpack_from("<I", record)
         header = json.loads(record[4 : 4 + length])
         body = record[4 + length :]
         example = {key: header[key] for key in ("label", "caption_id") if key in header}
         if header.get("encoded"):
-            return {"image": decode(body, name), **example}
+            return {"image": decode(body, name, max_pixels), **example}
         dtype = np.dtype(header["dtype"]).newbyteorder("<")
         return {"image": np.frombuffer(body, dtype, math.prod(header["shape"])).reshape(header["shape"]), **example}
     except CorruptImage:
@@ -127,8 +121,11 @@ def _decode(record: bytes, name: str) -> Example:
 # ---------------------------------------------------------------------------------------------- reading
 
 
-def array_records(path: str | os.PathLike | Sequence[str | os.PathLike]) -> Source:
-    """The examples of one file, several files, or all `*.array_record` files of a folder in order of name."""
+def array_records(path: str | os.PathLike | Sequence[str | os.PathLike], *, max_pixels: int = MAX_PIXELS) -> Source:
+    """The examples of one file, several files, or all `*.array_record` files of a folder in order of name.
+
+    Encoded images of more than `max_pixels` are not decoded.
+    """
     files = _files(path)
     shards = [_open(file) for file in files]
     ends = [end for _, end in shards]
@@ -156,7 +153,7 @@ def array_records(path: str | os.PathLike | Sequence[str | os.PathLike]) -> Sour
             record = shards[shard][0][row]
         except RuntimeError as error:  # checksum mismatch
             raise CorruptImage(f"cannot read {describe(index)}: {error}") from error
-        example = _decode(record, describe(index))
+        example = _decode(record, describe(index), max_pixels)
         if "caption_id" in example:
             example["caption_id"] += first_caption[shard]
         return example

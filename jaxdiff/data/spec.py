@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,10 @@ import numpy as np
 
 from jaxdiff.conditions import Signal
 from jaxdiff.data.captions import HashedText, StoredText, TextEncoder
+from jaxdiff.files import DamagedFile, read_json, read_npz, replacing, write_json
 
 FILE, ARRAYS = "data.json", "data.npz"
+FIELDS = ("name", "shape", "size", "fingerprint", "class_names", "latent", "text", "example_captions", "signals")
 ROOM = 8 * 2**20  # bytes of stored text embeddings
 
 
@@ -60,12 +61,9 @@ def write(folder: Path, spec: DataSpec) -> None:
         "signals": {name: _plain(signal) for name, signal in spec.signals.items()},
     }
     if arrays:
-        part = folder / "data.part.npz"
-        np.savez(part, **arrays)
-        part.replace(folder / ARRAYS)
-    part = folder / "data.part"
-    part.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    part.replace(folder / FILE)
+        with replacing(folder / ARRAYS) as partial:
+            np.savez(partial, **arrays)
+    write_json(folder / FILE, record)
 
 
 def read(folder: Path) -> DataSpec | None:
@@ -73,11 +71,11 @@ def read(folder: Path) -> DataSpec | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    arrays: dict[str, np.ndarray] = {}
-    if (folder / ARRAYS).is_file():
-        with np.load(folder / ARRAYS, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+    record = read_json(path, "the description of a run's data")
+    missing = [name for name in FIELDS if name not in record]
+    if missing:
+        raise DamagedFile(f"{path} has no {', '.join(missing)}: it is not what a run wrote; restore it from a copy")
+    arrays = read_npz(folder / ARRAYS) if (folder / ARRAYS).is_file() else {}
     nulls = {name.removeprefix("null/"): value for name, value in arrays.items() if name.startswith("null/")}
     rows = {name.removeprefix("example/"): value for name, value in arrays.items() if name.startswith("example/")}
     signals = {name: _signal(fields, nulls.get(name)) for name, fields in record["signals"].items()}

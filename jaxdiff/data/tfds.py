@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxdiff.data.examples import Example, Source
-from jaxdiff.data.transforms import CorruptImage, decode
+from jaxdiff.data.transforms import MAX_PIXELS, CorruptImage, decode
 from jaxdiff.errors import optional_import
 
 
@@ -24,11 +24,13 @@ def tfds(
     image_key: str = "image",
     label_key: str | None = "label",
     caption_key: str | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> Source:
     """A split ("train", "train[:90%]") of an image dataset in array-record files.
 
     `dataset` is a name such as "cifar10", looked up in `data_dir`, or the folder that holds its dataset_info.json.
     `caption_key` names a text feature; its column is read once at the start. Labels are left out when absent.
+    Encoded images of more than `max_pixels` are not decoded.
     """
     builder = _builder(dataset, data_dir)
     features = builder.info.features
@@ -57,7 +59,7 @@ def tfds(
             record = records[index]
         except RuntimeError as error:  # checksum mismatch
             raise CorruptImage(f"cannot read {describe(index)}: {error}") from error
-        example: Example = {"image": _pixels(record[image_key], describe(index))}
+        example: Example = {"image": _pixels(record[image_key], describe(index), max_pixels)}
         if classes is not None and label_key is not None:
             example["label"] = int(record[label_key])
         if captions:
@@ -124,10 +126,10 @@ def _records(builder: Any, split: str, image_key: str) -> Sequence[Example]:
         raise ValueError(f"no split {split!r} in {builder.info.full_name}: {error}") from error
 
 
-def _pixels(image: bytes | np.ndarray, name: str) -> np.ndarray:
+def _pixels(image: bytes | np.ndarray, name: str, max_pixels: int) -> np.ndarray:
     """uint8 or float32 [h w c] from the bytes of an image file or a Tensor feature."""
     if isinstance(image, bytes):
-        return decode(image, name)
+        return decode(image, name, max_pixels)
     image = image[..., None] if image.ndim == 2 else image
     if image.ndim != 3 or image.dtype not in (np.uint8, np.float32):
         raise ValueError(

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
-from jaxdiff.errors import choose
+from jaxdiff.errors import choose, is_whole
 
+MAX_PIXELS = 2**26  # of an image file: 8192 x 8192
 RESAMPLE = {"area": "BOX", "bilinear": "BILINEAR", "bicubic": "BICUBIC", "lanczos": "LANCZOS"}
 
 
@@ -43,8 +44,10 @@ def check(transform: Transform) -> Transform:
     """The transform itself, or an error about its first invalid field."""
     choose(transform.crop, CROPS, "crop")
     choose(transform.resample, RESAMPLE, "resample filter")
-    if transform.size is not None and transform.size < 1:
-        raise ValueError(f"image_size must be a positive number of pixels, got {transform.size}")
+    if transform.size is not None and not (is_whole(transform.size) and transform.size >= 1):
+        raise ValueError(f"image_size must be a positive number of pixels, got {transform.size!r}")
+    if not isinstance(transform.flip, (bool, np.bool_)):
+        raise ValueError(f"flip is True or False, got {transform.flip!r}")
     if not 0 <= transform.local_share <= 1:
         raise ValueError(f"local_share is a probability, got {transform.local_share}")
     if transform.channels not in (None, 1, 3):
@@ -161,12 +164,21 @@ def to_channels(image: np.ndarray, channels: int | None, name: str) -> np.ndarra
     raise ValueError(f"{name} has {stored} channels, which cannot become {channels}; leave channels=None")
 
 
-def decode(data: bytes, name: str) -> UInt8[np.ndarray, "h w c"]:
-    """The upright image as uint8 [h w c]: c = 1 for grey files, else 3, transparency composited over white."""
+def decode(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarray, "h w c"]:
+    """The upright image as uint8 [h w c]: c = 1 for grey files, else 3, transparency composited over white.
+
+    A file whose header states more than `max_pixels` is a CorruptImage, and is not unpacked.
+    """
     from PIL import Image, ImageOps
 
     try:
         with Image.open(io.BytesIO(data)) as opened:
+            width, height = opened.size
+            if width * height > max_pixels:
+                raise CorruptImage(
+                    f"cannot decode {name}: it has {height} x {width} pixels, more than max_pixels={max_pixels}; "
+                    "raise data.options.max_pixels if that is meant"
+                )
             return _pixels(ImageOps.exif_transpose(opened), name)
     except CorruptImage:
         raise

@@ -15,8 +15,8 @@ from flax import linen as nn
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdiff import weights
-from jaxdiff.errors import choose, pick
+from jaxdiff import outside, weights
+from jaxdiff.errors import check_images, choose, pick
 from jaxdiff.evaluation import classifier
 from jaxdiff.evaluation.frechet import Moments, update
 from jaxdiff.evaluation.report import digest
@@ -36,7 +36,8 @@ class FeatureNet(NamedTuple):
     sha256: str  # of the file its weights come from
     resize: str  # kind and side, "bilinear-299"; "none" for images as they are
     apply: Callable[[AnyArray], Outputs]  # images uint8 or [-1, 1], NHWC -> features [b, d] and, if the network has
-    #                                       them, spatial features [b, e] and probabilities [b, classes]
+    #                                       them, spatial features [b, e], probabilities [b, classes] and features of
+    #                                       patches [b, rows, columns, d]
 
 
 class Extracted(NamedTuple):
@@ -54,12 +55,27 @@ class Extracted(NamedTuple):
 def feature_net(
     name: str, path: FilePath | None = None, *, resize: str = "bilinear", side: int | None = None
 ) -> FeatureNet:
-    """A feature network by name: `inception` and `efficientnet_lite0` with their weights at `path`, or `digits`.
+    """A feature network by name: `inception` and `efficientnet_lite0` with their weights at `path`, or `digits`;
+    FILE.py:NAME is a function of your own.
 
     `resize` and `side` say how images are resized for the network; changing them changes the metrics.
     The result's `apply` is a pytree that carries the weights, so it can be an argument of a jitted function.
     """
+    if outside.is_reference(name):
+        return _own(name)
     return pick(NETS, name, "feature network")(name, path, resize, side)
+
+
+def _own(reference: str) -> FeatureNet:
+    """A function of your own: uint8 images [b h w c] to features [b d], or to a dict of `features` and more."""
+    function, file = outside.attribute(reference), outside.file_of(reference)
+
+    def apply(images: AnyArray) -> Outputs:
+        out = function(images)
+        return dict(out) if isinstance(out, Mapping) else {"features": out}
+
+    sha256 = outside.digest(file) if file else ""
+    return FeatureNet(outside.split(reference)[1], sha256, "none", jax.tree_util.Partial(apply))
 
 
 def _digits(name: str, path: FilePath | None, resize: str, side: int | None) -> FeatureNet:
@@ -136,7 +152,7 @@ def _photo_net(
 def _apply(call: Callable[..., Any], prepare: Callable[[AnyArray], Array]) -> Callable[[Params, AnyArray], Outputs]:
     def apply(params: Params, images: AnyArray) -> Outputs:
         out = call({"params": params}, prepare(images))
-        found = {name: out[name] for name in ("features", "spatial") if name in out}
+        found = {name: out[name] for name in ("features", "spatial", "patches") if name in out}
         return {**found, "probabilities": jax.nn.softmax(out["logits"])} if "logits" in out else found
 
     return apply
@@ -191,7 +207,8 @@ def outputs(
 
 
 def _run(apply: Callable[[Array], Outputs], images: Array, valid: Array) -> Outputs:
-    return {**apply(images), "valid": valid}
+    out = {name: value for name, value in apply(images).items() if name != "patches"}  # which no metric uses
+    return {**out, "valid": valid}
 
 
 def _delayed(outputs: Iterator[Outputs]) -> Iterator[Outputs]:
@@ -241,6 +258,13 @@ def images_of(batch: Batch) -> np.ndarray:
     images = np.asarray(batch["image"] if isinstance(batch, Mapping) else batch)
     if images.ndim != 4 or not len(images):
         raise ValueError(f"a batch must be images [b, h, w, c] with b > 0, got shape {images.shape}")
+    if images.dtype != np.uint8:
+        check_images("images for a feature network", images)
+        if images.min() >= 0 and images.max() > 2:  # noisy images exceed [-1, 1] on both sides
+            raise ValueError(
+                f"float images for a feature network lie in [-1, 1], got values from {images.min():.4g} to "
+                f"{images.max():.4g}; give uint8, or x / 127.5 - 1 for 0..255"
+            )
     return images.astype(np.float32) if images.dtype == np.float64 else images
 
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.lib.npyio import NpzFile
 from numpy.typing import ArrayLike
+
+from jaxdiff.files import read_npz, replacing
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,7 +122,8 @@ def save_moments(
         arrays |= {"mu_s": spatial.mean, "sigma_s": spatial.covariance}
     if protocol:
         arrays["protocol"] = np.asarray(protocol)
-    np.savez(path, allow_pickle=False, **arrays)
+    with replacing(path) as partial:
+        np.savez(partial, allow_pickle=False, **arrays)
 
 
 def load_moments(path: str | os.PathLike, count: int | None = None, *, default_count: int | None = None) -> Moments:
@@ -137,21 +140,24 @@ def load_stats(
     """As `load_moments`, with moments of spatial features and the protocol of the file, where it has them."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no reference statistics at {path}; tried {Path(path).resolve()}")
-    with np.load(path, allow_pickle=False) as arrays:
-        stored = int(arrays["count"]) if "count" in arrays.files else None
-        protocol = str(arrays["protocol"]) if "protocol" in arrays.files else None
-        if stored is not None and count is not None and stored != count:
-            raise ValueError(f"{path} was computed from {stored} images, but count={count} was given")
-        total = next((n for n in (stored, count, default_count) if n is not None), None)
-        pairs = [("mu", "sigma")] + [("mu_s", "sigma_s")] * ("mu_s" in arrays.files)
-        found = [_moments_in(path, arrays, *names, total) for names in pairs]
+    arrays = read_npz(path, ("mu", "sigma", "mu_s", "sigma_s", "count", "protocol"))
+    stored = int(arrays["count"]) if "count" in arrays else None
+    protocol = str(arrays["protocol"]) if "protocol" in arrays else None
+    if stored is not None and count is not None and stored != count:
+        raise ValueError(f"{path} was computed from {stored} images, but count={count} was given")
+    total = next((n for n in (stored, count, default_count) if n is not None), None)
+    pairs = [("mu", "sigma")] + [("mu_s", "sigma_s")] * ("mu_s" in arrays)
+    found = [_moments_in(path, arrays, *names, total) for names in pairs]
     return found[0], found[1] if len(found) > 1 else None, protocol
 
 
-def _moments_in(path: str | os.PathLike, arrays: NpzFile, mu: str, sigma: str, count: int | None) -> Moments:
-    absent = [name for name in (mu, sigma) if name not in arrays.files]
+def _moments_in(
+    path: str | os.PathLike, arrays: Mapping[str, np.ndarray], mu: str, sigma: str, count: int | None
+) -> Moments:
+    absent = [name for name in (mu, sigma) if name not in arrays]
     if absent:
-        raise ValueError(f"{path} has no {' and no '.join(absent)}, only {', '.join(arrays.files)}")
+        held = ", ".join(np.load(path, allow_pickle=False).files)
+        raise ValueError(f"{path} has no {' and no '.join(absent)}, only {held}")
     mean, covariance = (np.asarray(arrays[name], np.float64) for name in (mu, sigma))
     if covariance.shape != 2 * mean.shape or mean.ndim != 1:
         raise ValueError(f"{path}: {mu} is {mean.shape} and {sigma} {covariance.shape}, expected [d] and [d, d]")

@@ -49,7 +49,7 @@ class Protocol:
 
 def metric_name(feature_net: str) -> str:
     """'fid' for the FID Inception alone; a Fréchet distance in other features is named after its network."""
-    return "fid" if feature_net == "inception" else f"frechet_{feature_net}"
+    return "fid" if feature_net == "inception" else f"frechet_{feature_net.rpartition(':')[2]}"  # of FILE.py:NAME
 
 
 def _kid_name(feature_net: str) -> str:

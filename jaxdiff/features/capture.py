@@ -21,14 +21,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
+from jaxdiff import flow_maps
+from jaxdiff.conditions import signals_of
 from jaxdiff.conventions import Convention, Flow
 from jaxdiff.denoisers import Cond, Denoiser, Sigma, at_least_float32, per_example
-from jaxdiff.errors import check_sigma, nearest
-from jaxdiff.features.catalog import Tap, activations, describe, unrolled
+from jaxdiff.errors import check_images, check_sigma, nearest
+from jaxdiff.features.catalog import Tap, activations, describe
 from jaxdiff.features.massive import modulated, modulation_of, stream_of
 from jaxdiff.features.select import Patterns
 from jaxdiff.features.select import select as matching
-from jaxdiff.models import stacks
+from jaxdiff.models import taps
 from jaxdiff.trees import Params
 
 Wrapper = Callable[..., Denoiser]  # a convention, or another function from networks to denoisers
@@ -62,7 +64,8 @@ def sigma_of(timestep: float, convention: Convention) -> float:
     if isinstance(convention, Flow):
         if not 0 < timestep < convention.time_scale:
             raise ValueError(f"a flow's timestep is between 0 and {convention.time_scale:g}, got {timestep}")
-        return timestep / (convention.time_scale - timestep)
+        rest = convention.time_scale - timestep
+        return rest / timestep if convention.to_data else timestep / rest
     table = convention.sigmas
     if table is None:
         raise ValueError(f"{convention} has no timesteps; give sigma instead of timestep {timestep}")
@@ -84,16 +87,17 @@ def _taps(
     """Selected activations with their catalogue entries."""
     module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
     convention = convention or _published(module, model)
-    apply = unrolled(module) if isinstance(module, nn.Module) else model
-    if getattr(module, "scan", False):
-        params = _unstacked(params)
+    apply = model
+    if isinstance(module, nn.Module):
+        apply, params = taps.unrolled(module), taps.unstacked(module, params)
     seen: dict[str, Array] = {}
 
     def network(x: Array, label: Array, cond: Cond) -> Array:
-        out, taps = activations(apply, params, x, label, cond)
-        seen.update(taps)
+        out, found = activations(apply, params, x, label, cond)
+        seen.update(found)
         return out
 
+    cond = flow_maps.on_diagonal(signals_of(module), cond, sigma, len(x))
     convention(network)(x, sigma, cond)
     names = matching(seen, select)
     kinds = {name: describe(name, value, x.shape).kind for name, value in seen.items()}
@@ -111,12 +115,6 @@ def _published(module: object, given: object) -> Wrapper:
         return convention
     name = type(module).__name__ if isinstance(module, nn.Module) else repr(given)
     raise ValueError(f"{name} has no published convention; pass convention=, such as conventions.EDM()")
-
-
-def _unstacked(params: Params) -> Params:
-    for name in [name for name, value in params.items() if isinstance(value, Mapping) and set(value) == {"block"}]:
-        params = stacks.unstack_blocks(params, name)
-    return params
 
 
 # ------------------------------------------------------------------------------------------ reduced features
@@ -155,17 +153,35 @@ def extract(
 ) -> Features:
     """Features [b h w c] of clean images, by name, reduced inside one program per selection and shapes.
 
-    seed, index  the noise of image i is a function of (seed, index[i], draw); index is 0, 1, ... by default
-    draws        noise draws per image, averaged; with average=False they are the first axis of the result
-    side         pools square patches so that no grid has a longer side; 0 disables pooling
-    project      {name: (mean [c], components [c k])}, for example of `fit_pca`
-    dtype        of the result
-    drop         {name of a transformer block's norm0: channels of its input that are set to 0}, see massive.py
     Activations without a spatial grid (attention maps, text) are returned unreduced.
+
+    Args:
+        model: a network.
+        params: its parameters.
+        x0: clean images in [-1, 1].
+        seed: the noise of image i is a function of (seed, index[i], draw).
+        sigma: noise level, a scalar or one per image.
+        cond: what the network is conditioned on.
+        select: names or patterns, see `features.select`.
+        index: numbers of the images; 0, 1, ... by default.
+        draws: noise draws per image, averaged.
+        average: with False, the draws are the first axis of the result.
+        side: pools square patches so that no grid has a longer side; 0 disables pooling.
+        project: {name: (mean [c], components [c k])}, for example of `fit_pca`.
+        dtype: of the result.
+        drop: {name of a transformer block's norm0: channels of its input that are set to 0}, see massive.py.
+        convention: of the network, if not its published one.
+
+    Returns:
+        Name -> features.
+
+    Raises:
+        ValueError: a pattern matches nothing, or index does not fit the images.
     """
     check_sigma(sigma)
     if draws < 1 or side < 0:
         raise ValueError(f"extract needs draws >= 1 and side >= 0, got {draws=}, {side=}")
+    check_images("x0, the images,", x0)
     x0 = at_least_float32(x0)
     index = jnp.arange(len(x0)) if index is None else jnp.asarray(index)
     if index.shape != x0.shape[:1]:
@@ -190,10 +206,16 @@ def _extract(
 ) -> Features:
     def one(draw: int | Array) -> Features:
         x = x0 + per_example(sigma, x0) * noise(seed, index, x0.shape[1:], draw).astype(x0.dtype)
-        taps = _taps(spec.model, params, x, sigma, cond, spec.select, spec.convention, dict(spec.drop))
-        for name in set(project) - {tap.name for tap, _ in taps}:
-            raise ValueError(f"project names {name!r}, which is not selected{nearest(name, [t.name for t, _ in taps])}")
-        return OrderedDict((tap.name, reduce(tap, value, spec.side, project.get(tap.name))) for tap, value in taps)
+        found = _taps(spec.model, params, x, sigma, cond, spec.select, spec.convention, dict(spec.drop))
+        names, sides = [tap.name for tap, _ in found], [max(tap.grid) for tap, _ in found if tap.grid]
+        if sides and spec.side > max(sides):
+            raise ValueError(
+                f"side={spec.side} is longer than every selected grid, {max(sides)} at most: nothing would be pooled; "
+                "0 means no pooling"
+            )
+        for name in set(project) - set(names):
+            raise ValueError(f"project names {name!r}, which is not selected{nearest(name, names)}")
+        return OrderedDict((tap.name, reduce(tap, value, spec.side, project.get(tap.name))) for tap, value in found)
 
     if spec.draws == 1 and spec.average:
         features = one(0)

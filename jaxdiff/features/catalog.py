@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax.traverse_util import flatten_dict
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -34,7 +33,9 @@ KIND_PATTERNS = [
         (r".*cross_attention/(\w+)", r"cross_\1"),
         (r".*joint/map", "joint_map"),
         (rf".*/{attention_maps.NAME}", "maps"),
-        (r".*image/attention", "self_out"),
+        (r".*(?:image|alone)/attention", "self_out"),
+        (r".*alone/([qkv])", r"alone_\1"),
+        (r".*(?:image|alone)/([qk])_raw", r"raw_\1"),
         (r".*text/(\w+)", r"text_\1"),
         (r".*text_mlp/(\w+)", r"text_mlp_\1"),
         (r".*image/([qkv])", r"self_\1"),
@@ -44,7 +45,7 @@ KIND_PATTERNS = [
         (r".*/modulation", "modulation"),
         (r".*/(increment|skip|res_self|res_cross)", r"\1"),
         (r"(?:down|up)\d+_conv|enc_\d+x\d+_(?:down/out|joined)|dec_\d+x\d+_up/out", "sampler"),
-        (r".*_transformer\d+/block\d+/out|blocks_\d+/(?:image/)?out|last_block/image/out", "block_out"),
+        (r".*_transformer\d+/block\d+/out|(?:blocks|dual|single)_\d+/(?:image/)?out|last_block/image/out", "block_out"),
         (r"(?:encode_in|encode_out|decode)_\d+/dit/out", "block_out"),
         (r".*_transformer\d+/out", "vit_out"),
         (r".*/res|[^/]*block\d+/out|dec_\d+x\d+_in\d/out", "res_out"),
@@ -58,7 +59,7 @@ STAGE_PATTERNS = [
         (r"mid|dec_\d+x\d+_in\d", "mid"),
         (r"down|enc_", "down"),
         (r"up|dec_", "up"),
-        (r"blocks_|last_block|encode_|decode_", "blocks"),
+        (r"blocks_|dual_|single_|last_block|encode_|decode_", "blocks"),
     ]
 ]
 INTER_MODULE = (
@@ -97,7 +98,13 @@ Catalog = dict[str, Tap]
 def catalog(model: nn.Module, shape: Sequence[int] | AnyArray, cond: Cond = None) -> Catalog:
     """Every activation of the model by name, in order of execution; nothing is computed.
 
-    `shape` is that of the images [b h w c] (or such an array), `cond` the condition: arrays or `jax.ShapeDtypeStruct`s.
+    Args:
+        model: a network.
+        shape: of the images [b h w c], or such an array.
+        cond: the condition: arrays or shapes (`jax.ShapeDtypeStruct`).
+
+    Returns:
+        Name -> `Tap`: shape, kind, stage, grid, order and FLOPs to reach it.
     """
     x = jax.ShapeDtypeStruct(tuple(getattr(shape, "shape", shape)), jnp.float32)
     if len(x.shape) != 4:
@@ -106,10 +113,11 @@ def catalog(model: nn.Module, shape: Sequence[int] | AnyArray, cond: Cond = None
     names: list[str] = []
 
     def run(x: Array, label: Array, cond: Cond) -> list[Array]:  # initialises too, to trace once
-        state = unrolled(model).init(jax.random.key(0), x, label, cond, mutable=["params", "intermediates"])
-        taps = _named(state.get("intermediates", {}), x.shape)
-        names.extend(taps)
-        return list(taps.values())
+        state = taps.unrolled(model).init(jax.random.key(0), x, label, cond, mutable=["params", "intermediates"])
+        found = taps.named(state.get("intermediates", {}))
+        found |= attention_maps.aggregated(found, x.shape)
+        names.extend(found)
+        return list(found.values())
 
     program, shapes = jax.make_jaxpr(run, return_shape=True)(x, label, cond)
     if not names:
@@ -132,7 +140,7 @@ def describe(
     """The tap of an activation of this shape in a network that was given images of shape [b h w c]."""
     kind = _kind(name)
     stage = next((stage for pattern, stage in STAGE_PATTERNS if pattern.match(name)), "other")
-    grid = None if not_dense(kind) else grid_of(tuple(array.shape), image)
+    grid = None if not_dense(kind) else taps.grid_of(tuple(array.shape), image)
     return Tap(name, kind, stage, tuple(array.shape), array.dtype, grid, order, flops)
 
 
@@ -141,40 +149,12 @@ def not_dense(kind: str) -> bool:
     return kind.endswith("_map") or kind.startswith("text_") or kind in ("cross_k", "cross_v", "modulation")
 
 
-def grid_of(shape: tuple[int, ...], image: tuple[int, ...]) -> tuple[int, int] | None:
-    """Height and width of an activation; tokens are in row-major order, downsampled equally in both directions."""
-    if len(shape) == 4:
-        return shape[1:3]
-    if len(shape) != 3 or (image[1] * image[2]) % shape[1]:
-        return None
-    step = math.isqrt(image[1] * image[2] // shape[1])
-    height, width = image[1] // step, image[2] // step
-    return (height, width) if height * width == shape[1] else None
-
-
 # ------------------------------------------------------------------------------------------ running a network
-
-
-def unrolled(model: nn.Module) -> nn.Module:
-    """The model without scan (which computes all), remat (which reorders names) and token masking."""
-    plain: dict[str, Any] = {"scan": False, "remat": False, "mask_ratio": ()}
-    changes = {field: value for field, value in plain.items() if getattr(model, field, value) != value}
-    return model.clone(**changes) if changes else model
 
 
 def activations(
     apply: nn.Module | Callable[..., Any], params: Params, x: Array, label: Array, cond: Cond = None
 ) -> tuple[Array, dict[str, Array]]:
-    """The output and every tap of one evaluation, by name, in order of execution.
-
-    `apply` is a model or a function called as `model.apply`. Under jit only what is returned is computed.
-    """
-    call = apply.apply if isinstance(apply, nn.Module) else apply
-    out, state = call({"params": params}, x, label, cond, mutable=["intermediates"])
-    return out, _named(state.get("intermediates", {}), x.shape)
-
-
-def _named(sown: Params, image: tuple[int, ...]) -> dict[str, Array]:
-    paths = {path: value for path, value in flatten_dict(sown).items() if path[-1].startswith(taps.TAP)}
-    found = {"/".join((*path[:-1], path[-1].removeprefix(taps.TAP))): value for path, value in paths.items()}
-    return found | attention_maps.aggregated(found, image)
+    """`taps.record`, with the aggregated attention maps."""
+    out, found = taps.record(apply, params, x, label, cond)
+    return out, found | attention_maps.aggregated(found, x.shape)

@@ -1,8 +1,10 @@
-"""Names of the reference implementation (Meng et al. 2024) for activations of Stable Diffusion's UNets and PixArt.
+"""Names of the reference implementation (Meng et al. 2024) for activations of SD's UNets, PixArt and FLUX.
 
 Its levels count in order of execution, ours from the highest resolution: its up-level0 is our up3 in SD 1.5, our up2 in
-SDXL. It names 197 activations of SD 1.5, 612 of SDXL and 224 of PixArt; our catalogue has more. What it aggregates to
-`attn` by its option `attention` has a name per stage here, attn-up_cross and attn-down_cross (attention_maps.py).
+SDXL. It names 197 activations of SD 1.5, 612 of SDXL, 224 of PixArt and 266 of FLUX; our catalogue has more. What it
+aggregates to `attn` by its option `attention` has a name per stage here, attn-up_cross and attn-down_cross
+(attention_maps.py). In FLUX it counts single blocks after the double ones, and q and k are those before their norms.
+The `out` of its double blocks is its `norm-out` stored again; here it is what the block returns.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from flax import linen as nn
 
-from jaxdiff.models import LatentUNet, PixArt
+from jaxdiff.models import Flux, LatentUNet, PixArt
 
 RES = {"res-increment": "increment", "res-out": "out"}
 VIT = {
@@ -20,6 +22,8 @@ VIT = {
     "self-map": "self_attention/map", "cross-q": "cross_attention/q", "cross-map": "cross_attention/map",
     "ffn-inner": "mlp/inner", "out": "out",
 }  # fmt: skip
+FLUX = {"q": "image/q_raw", "k": "image/k_raw", "v": "image/v", "out": "image/out"}
+FLUX_DOUBLE = {**FLUX, "norm-out": "image/norm1", "ffn-inner": "image_mlp/inner"}
 
 XL = (
     "up-level0-repeat0-vit-block5-out",
@@ -74,19 +78,24 @@ SELECTIONS: dict[str, tuple[str, ...]] = {
 def reference_names(source: nn.Module | Iterable[str]) -> dict[str, str]:
     """Reference name -> ours, for every activation that has one; each of ours appears once.
 
-    `source` is a LatentUNet or a PixArt, or the names of a catalogue, which may be those of any network.
+    `source` is a LatentUNet, a PixArt or a Flux, or the names of a catalogue, which may be those of any network.
     """
     if isinstance(source, LatentUNet):
         return _unet(source.blocks, source.depths, source.mid_depth)
     if isinstance(source, PixArt):
         return _pixart(source.depth)
+    if isinstance(source, Flux):
+        return _flux(source.depth, source.single_depth)
     if isinstance(source, nn.Module):
-        raise ValueError(f"the reference names activations of LatentUNet and PixArt, not of {type(source).__name__}")
+        known = "LatentUNet, PixArt and Flux"
+        raise ValueError(f"the reference names activations of {known}, not of {type(source).__name__}")
     ours = set(source)
     levels = range(_count(ours, r"(?:down|up)(\d+)_.*"))
     depths = [_count(ours, rf"(?:down|up){level}_transformer\d+/block(\d+)/.*") for level in levels]
     blocks = max(_count(ours, r"down\d+_block(\d+)/.*"), _count(ours, r"up\d+_block(\d+)/.*") - 1)
     found = _pixart(_count(ours, r"blocks_(\d+)/cross_attention/.*"))
+    if singles := _count(ours, r"single_(\d+)/.*"):
+        found |= _flux(_count(ours, r"blocks_(\d+)/image/.*"), singles)
     if depths:
         found |= _unet(blocks, depths, _count(ours, r"mid_transformer0/block(\d+)/.*"))
         found |= {f"attn-{stage}_cross": f"{stage}/cross_maps" for stage in ("down", "mid", "up")}
@@ -131,3 +140,9 @@ def _transformer(theirs: str, ours: str, depth: int) -> dict[str, str]:
 def _pixart(depth: int) -> dict[str, str]:
     taps = {name: tap.removeprefix("self_") for name, tap in VIT.items()}
     return {f"vit-block{i}-{name}": f"blocks_{i}/{tap}" for i in range(depth) for name, tap in taps.items()}
+
+
+def _flux(depth: int, single_depth: int) -> dict[str, str]:
+    double = {f"vit-block{i}-{name}": f"blocks_{i}/{tap}" for i in range(depth) for name, tap in FLUX_DOUBLE.items()}
+    places = [(f"vit-block{depth + i}", f"single_{i}") for i in range(single_depth)]
+    return double | {f"{theirs}-{name}": f"{ours}/{tap}" for theirs, ours in places for name, tap in FLUX.items()}

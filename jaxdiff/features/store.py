@@ -17,6 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdiff.files import read_json, read_npz
 from jaxdiff.trees import AnyArray
 
 Rows = dict[str, np.ndarray]
@@ -68,7 +69,7 @@ def index(folder: str | os.PathLike) -> dict[str, Any]:
     path = Path(folder) / "index.json"
     if not path.is_file():
         raise FileNotFoundError(f"no features at {path.resolve()}; features.store.write creates them")
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path, "the index of stored features")
 
 
 def read(folder: str | os.PathLike, names: Iterable[str] | None = None) -> Iterator[Rows]:
@@ -79,8 +80,8 @@ def read(folder: str | os.PathLike, names: Iterable[str] | None = None) -> Itera
         if name not in noted["features"]:
             raise ValueError(f"{folder} has no {name!r}; it has {', '.join(noted['features'])}")
     for i in range(noted["shards"]):
-        with np.load(Path(folder) / f"{i:05d}.npz", allow_pickle=False) as arrays:
-            yield {name: _restored(arrays[name], noted["features"][name]["dtype"]) for name in names}
+        arrays = read_npz(Path(folder) / f"{i:05d}.npz", names)
+        yield {name: _restored(arrays[name], noted["features"][name]["dtype"]) for name in names}
 
 
 def _restored(value: np.ndarray, dtype: str) -> np.ndarray:

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxdiff.conditions import Cond
-from jaxdiff.errors import choose
+from jaxdiff.errors import check_images, choose
 from jaxdiff.noise.assignment import first, linear_assignment
 from jaxdiff.placement import batch_sharding
 
@@ -69,16 +69,30 @@ def assign(
 ) -> Float[Array, ...]:
     """The noise `eps` assigned to the images of its batch by `kind`: row i is the noise of image i.
 
-    half      the cost as published, in half precision
-    labels    noise is only exchanged within a class, so that each class sees the whole Gaussian
-    groups    parts of the batch solved separately; as many as devices gives one assignment per device
-    sharding  of the batch over devices: each has all the noise, computes its rows of the cost and, after one
-              all-gather, solves the same problem. With one or more groups per device nothing is communicated
-    key, k    "knn" takes the nearest of k noise vectors per image, its own and k - 1 drawn from the key; without a
-              key, the nearest in the batch. Unlike a permutation this shrinks the noise (Li et al. 2025):
-              E|eps|^2/d = 1 - 2 g / sqrt(d (2 + 4 s^2)), with g the mean largest of k normals, s the RMS of x0
+    "knn" takes the nearest of k noise vectors per image, its own and k - 1 drawn from the key; without a key, the
+    nearest in the batch. Unlike a permutation this shrinks the noise (Li et al. 2025):
+    E|eps|^2/d = 1 - 2 g / sqrt(d (2 + 4 s^2)), with g the mean largest of k normals, s the RMS of x0.
+
+    Args:
+        x0: images [b ...].
+        eps: noise of the same shape.
+        kind: "hungarian", "hungarian_l2", "hungarian_l1", "knn", "rotated", "farthest" or "none".
+        exact: solve exactly, or to within a small bound.
+        half: the cost as published, in half precision.
+        labels: noise is only exchanged within a class, so that each class sees the whole Gaussian.
+        groups: parts of the batch solved separately; as many as devices gives one assignment per device.
+        sharding: of the batch over devices: each has all the noise, computes its rows of the cost and, after one
+            all-gather, solves the same problem. With one or more groups per device nothing is communicated.
+        key: for "knn".
+        k: for "knn".
+        limit: the largest problem that is solved.
+
+    Returns:
+        Noise of x0's shape.
     """
     choose(kind, ASSIGNMENTS, "noise assignment")
+    check_images("x0, the images,", x0)
+    check_images("eps, the noise,", eps)
     if x0.shape != eps.shape or not x0.ndim:
         raise ValueError(f"assign needs x0 and eps of one shape [b, ...], got {x0.shape} and {eps.shape}")
     if labels is not None and labels.shape != x0.shape[:1]:

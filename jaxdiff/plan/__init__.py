@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
 
-from jaxdiff.plan.chips import CHIPS, Topology, topology
+from jaxdiff.chips import CHIPS, Topology, topology
 from jaxdiff.plan.program import Devices, Refused, analyse, devices_of, largest
 from jaxdiff.plan.report import Record, advice, estimate, text
 

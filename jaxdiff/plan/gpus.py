@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import jax
 from jax.experimental import topologies
 
-from jaxdiff.plan.chips import Topology
+from jaxdiff.chips import Topology
 
 # Triton's matrix products need autotuned tile sizes; cuBLAS is used instead
 OPTIONS = {"xla_gpu_enable_triton_gemm": False}

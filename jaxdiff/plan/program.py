@@ -19,13 +19,14 @@ from jax.stages import Traced, Wrapped
 from ml_collections import ConfigDict
 
 from jaxdiff import flops
-from jaxdiff.methods import TrainState
+from jaxdiff.chips import Topology
+from jaxdiff.methods import TrainState, exported
 from jaxdiff.placement import BATCH
 from jaxdiff.plan import gpus, hlo
-from jaxdiff.plan.chips import Topology
 from jaxdiff.plan.report import Record
 from jaxdiff.training import Run, prepare, state
 from jaxdiff.training.sharding import bytes_per_device, sizes_of
+from jaxdiff.trees import Params, size_of
 
 # libtpu without a TPU: allow several processes, no metadata queries, no warnings about missing hardware
 ALONE = {
@@ -84,6 +85,11 @@ def step_of(run: Run, mesh: Mesh, given: Step) -> Wrapped:
     return state.guarded_step(run, mesh, state.shardings_of(given[0]))
 
 
+def exported_shapes(declared: TrainState) -> Params:
+    """Shapes of the parameters that the run will export."""
+    return jax.eval_shape(exported, declared)
+
+
 def held(declared: TrainState) -> dict[str, int]:
     """Bytes per device of each part of the state."""
     found = {}
@@ -107,7 +113,8 @@ def analyse(config: ConfigDict, machine: Topology, devices: Devices) -> Record:
     record = {
         "mesh": sizes_of(mesh),
         "batch": config.data.batch_size,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(given[0].params["student"])),
+        "parameters": size_of(exported_shapes(given[0])),
+        "trained": size_of(given[0].params["student"]),
         "state": {name: size for name, size in parts.items() if name not in away},
         "host": {name: size for name, size in parts.items() if name in away},
         "flops": {"model": _model_flops(config, devices, executed), "executed": executed},
@@ -171,9 +178,9 @@ def _peak(memory: Any) -> int:
 
 
 def _too_large(error: Exception, machine: Topology) -> Record:
-    """The compiler's out-of-memory error as a record; other errors are raised."""
+    """The compiler's refusal for want of HBM as a record; other errors are raised, such as of a kernel's own memory."""
     message = str(error)
-    if "RESOURCE_EXHAUSTED" not in message:
+    if "RESOURCE_EXHAUSTED" not in message or "vmem" in message.lower():
         raise error
     sizes = re.search(r"\((\d+\.?\d*)G\) exceeds available HBM \((\d+\.?\d*)G\)", message)
     hbm = {"peak": None, "limit": int(machine.chip.hbm)}

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
 
-from jaxdiff.plan.chips import GIB, Topology
+from jaxdiff.chips import GIB, Topology
 
 Record: TypeAlias = dict[str, Any]  # a plan, as JSON stores it
 
@@ -30,6 +30,8 @@ def advice(record: Record, config: ConfigDict, machine: Topology) -> list[str]:
             f"the state alone takes {state / GIB:.2f} GiB per chip; shard it over all chips: "
             "--config.mesh.data=1 --config.mesh.fsdp=-1 --config.mesh.tensor=1"
         )
+    if "frozen/teacher" in record["state"] and not config.lora.rank:
+        lines.append("train low-rank updates of the teacher (docs/lora.md): --config.lora.rank=16")
     if config.model.remat != "full" and config.model.name != "mlp":
         lines.append("keep fewer activations: --config.model.remat=full")
     frozen = sum(size for name, size in record["state"].items() if name.startswith("frozen/"))
@@ -52,7 +54,7 @@ def text(record: Record, title: str) -> str:
     mesh = " x ".join(f"{name} {size}" for name, size in record["mesh"].items())
     held = ", ".join(f"{name} {size / GIB:.3f}" for name, size in record["state"].items())
     lines = [
-        f"{title}: mesh {mesh}, batch {record['batch']}, {record['parameters']:,} parameters",
+        f"{title}: mesh {mesh}, batch {record['batch']}, {record['parameters']:,} parameters{_trained(record)}",
         f"  state per chip, GiB: {held}{_away(record)}",
         f"  HBM per chip: {_memory(record)}",
         f"  FLOPs per step: {record['flops']['model']:.4g} of the model, {record['flops']['executed']:.4g} with "
@@ -74,6 +76,11 @@ def text(record: Record, title: str) -> str:
         lines.append(f"  largest batch that fits: {record['largest_batch']}")
     lines += [f"  to make it fit: {line}" for line in record.get("advice", [])]
     return "\n".join([*lines, f"  compiled in {record['compile_seconds']:.0f} s"])
+
+
+def _trained(record: Record) -> str:
+    trained = record.get("trained", record["parameters"])  # absent in stored plans of earlier versions
+    return f", of which a low-rank update of {trained:,} is trained" if trained < record["parameters"] else ""
 
 
 def _away(record: Record) -> str:

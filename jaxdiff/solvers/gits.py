@@ -32,7 +32,20 @@ def gits(
     cond: Cond = None,
     discount: float = 1.15,
 ) -> np.ndarray:
-    """n of the timestamps in the fine grid `sigmas`, its two ends included; x is noise scaled by sigmas[0]."""
+    """n of the timestamps in the fine grid `sigmas`, its two ends included, chosen by dynamic programming.
+
+    Args:
+        denoise: a denoiser.
+        x: noise scaled by sigmas[0], [b ...]; some dozens are enough.
+        sigmas: the fine grid to choose from.
+        n: number of timestamps.
+        solver: with which the fine trajectories are solved.
+        cond: passed on to the denoiser.
+        discount: of later errors, per step.
+
+    Returns:
+        float64 [n], descending.
+    """
     sigmas = np.asarray(sigmas, np.float64)
     if sigmas.ndim != 1 or not 2 <= n <= len(sigmas):
         raise ValueError(f"gits needs 2 <= n <= the fine grid's {sigmas.size} timestamps, got n={n}")

@@ -14,7 +14,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxdiff.errors import pick
+from jaxdiff.errors import check_number, pick
+
+MOST = 1_000_000  # timestamps of a grid
 
 Table = ArrayLike | None
 
@@ -29,12 +31,31 @@ def grid(
 ) -> np.ndarray:
     """n descending noise levels; the last is sigma_min (sigma_max for n = 1), no zero is appended.
 
-    `rho` bends the knots, linear in time^(1/rho): 7 for polynomial, 1 for the others unless given.
-    `table` holds the ascending noise levels of a discrete model (`schedules.sigma_table(alpha_bar)`).
+    Args:
+        n: number of timestamps; a solver with one evaluation per step takes n - 1 evaluations.
+        sigma_min: the lowest level.
+        sigma_max: the highest level.
+        kind: "polynomial" (EDM), "logsnr", "uniform", "flow" or "discrete".
+        rho: bends the knots, linear in time^(1/rho): 7 for polynomial, 1 for the others unless given.
+        table: ascending noise levels of a discrete model, `schedules.sigma_table(alpha_bar)`.
+
+    Returns:
+        float64 [n].
+
+    Raises:
+        ValueError: the range is empty, or only one of kind="discrete" and `table` is given.
+
+    Example:
+        >>> grid(4, sigma_min=0.01, sigma_max=80, kind="logsnr").round(2)
+        array([8.e+01, 4.e+00, 2.e-01, 1.e-02])
     """
     build, default_rho = pick(GRIDS, kind, "grid kind")
     if n < 1:
         raise ValueError(f"a grid needs at least 1 timestamp, got n={n}")
+    if n > MOST:
+        raise ValueError(f"a grid has at most {MOST:,} timestamps, got n={n}")
+    if rho is not None:
+        check_number("rho", rho, 1e-3, 1e3)
     if not 0 < sigma_min < sigma_max < np.inf:
         raise ValueError(f"a grid needs 0 < sigma_min < sigma_max, got {sigma_min=} and {sigma_max=}")
     if (kind == "discrete") == (table is None):

@@ -31,7 +31,7 @@ import numpy as np
 from jax import Array
 
 from jaxdiff.denoisers import Cond, Denoiser
-from jaxdiff.errors import pick
+from jaxdiff.errors import check_number, pick
 from jaxdiff.trees import AnyArray
 
 Rows = dict[str, AnyArray]  # one entry per step in every array
@@ -235,8 +235,7 @@ def ancestral(eta: float = 1.0) -> Solver:
 
 def renoise(floor: float = 0.0) -> Solver:
     """D(x, t) + sqrt(s^2 - floor^2) noise; `floor` is the noise left by D, a consistency model's lowest level."""
-    if floor < 0:
-        raise ValueError(f"renoise: floor is a noise level >= 0, got {floor}")
+    check_number("renoise: floor, a noise level,", floor, 0)
 
     def rows(sigmas: AnyArray, xp: ModuleType) -> Rows:
         s = sigmas[1:]
@@ -271,8 +270,8 @@ def heun(churn: float = 0.0, churn_min: float = 0.0, churn_max: float = math.inf
 
     t (1 + min(churn/n, sqrt(2) - 1)) by fresh noise of standard deviation churn_noise, n the number of timestamps.
     """
-    if churn < 0:
-        raise ValueError(f"heun: churn must be >= 0, got {churn}")
+    check_number("heun: churn", churn, 0)
+    check_number("heun: churn_noise", churn_noise, 0)
 
     def table(sigmas: AnyArray, xp: ModuleType) -> Rows:
         t = sigmas[:-1]
@@ -322,8 +321,7 @@ def _check_order(name: str, order: int, highest: int) -> None:
 
 
 def _check_eta(name: str, eta: float) -> None:
-    if eta < 0:
-        raise ValueError(f"{name}: eta must be >= 0, got {eta}; 0 is the deterministic solver, 1 the usual noise")
+    check_number(f"{name}: eta", eta, 0, 2, "0 is the deterministic solver, 1 the usual noise")
 
 
 SOLVERS: dict[str, Callable[..., Solver]] = {

@@ -7,20 +7,24 @@ depends on the machine, the data files or the teacher is checked when training s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flax import linen as nn
 from ml_collections import ConfigDict
 
-from jaxdiff import autoencoders, solvers
+import jaxdiff.configs.default as default
+from jaxdiff import autoencoders, ranges, solvers
 from jaxdiff.conditions import CONTROL, SEMANTIC, Conditions
 from jaxdiff.conventions import Convention
 from jaxdiff.data import Dataset, DataSpec, load
 from jaxdiff.errors import choose, pick
-from jaxdiff.methods import METHODS, Entry, Method, Parts, tracking
+from jaxdiff.methods import METHODS, Entry, Method, Parts, lora, tracking
 from jaxdiff.models import conditioning
-from jaxdiff.training import components, padding, parameters, teachers
+from jaxdiff.training import alignment, components, padding, parameters, teachers
 from jaxdiff.training.components import plain
 
 IMAGELESS = ("blank", "prompts")  # data sources without images to compare samples with
@@ -89,6 +93,7 @@ class Run:
 def build(config: ConfigDict, data: DataSpec) -> Run:
     """The run of a config on such data; every mistake in the config is an error here."""
     entry = pick(METHODS, config.method.name, "method")
+    check_values(config)
     _check_sections(config, entry)
     options = components.options_of(entry.options, config[config.method.name], config.method.name)
     convention = components.convention_of(config)
@@ -100,12 +105,18 @@ def build(config: ConfigDict, data: DataSpec) -> Run:
     pad = padding.of(config, conditions, data.name)
     if pad is not None:
         conditions = padding.without_mask(conditions, pad)
+    _check_counts(getattr(options, "nfe", ()), conditions)
     control_dropout = getattr(options, "control_dropout", 0.0)
     _check_control_guidance(config, conditions, control_dropout)
     null = conditions.null(SEMANTIC)
     control_null = conditions.null(CONTROL) if control_dropout else None
     solver = solvers.make(config.sample.solver, **plain(config.sample.options))
     entry.check(options, config.sample)
+    if entry.real(options) and config.data.source in IMAGELESS:
+        raise ValueError(
+            f"method {config.method.name!r} trains on real images, which data.source={config.data.source!r} has not; "
+            "give it data, or use a method without them: emd, diff_instruct, sid, dmd2 with dmd2.gan=0"
+        )
     takes_teacher = entry.teacher(options)
     parts = Parts(
         model=model,
@@ -121,11 +132,12 @@ def build(config: ConfigDict, data: DataSpec) -> Run:
         teacher=teachers.make(config, model, convention, conditions, data) if takes_teacher else None,
         total=config.train.steps,
         accum_steps=config.optim.accum_steps,
+        features=alignment.features_of(config, data) if config.method.name == "diffusion" else None,
     )
-    method = entry.build(options, parts)
+    method = _method(partial(entry.build, options), parts, config, convention)
     if pad is not None:
         method = padding.padded(method, pad)
-    if config.teacher.offload and takes_teacher:
+    if config.teacher.offload and method.frozen:
         method = teachers.offloaded(method)
     widths = _widths(config)
     if widths:
@@ -133,6 +145,22 @@ def build(config: ConfigDict, data: DataSpec) -> Run:
     decode = autoencoders.decoder(config, data)
     guided = bool(null)
     return Run(config, data, model, convention, conditions, method, solver, control, guided, decode, widths)
+
+
+def _method(make: Callable[[Parts], Method], parts: Parts, config: ConfigDict, convention: Convention) -> Method:
+    """The method on all parameters or, with lora.rank, on low-rank updates of the teacher or of train.init_from."""
+    options = components.options_of(lora.Options, config.lora, "lora")
+    if not options.rank:
+        return make(parts)
+    if config.ema.widths:
+        raise ValueError(
+            f"ema.widths={tuple(config.ema.widths)} are averages of all parameters, and with lora.rank={options.rank} "
+            "only adapters are averaged; unset one of them"
+        )
+    base = None
+    if config.train.init_from:
+        base = parameters.frozen_base(config, parts.model, convention, parts.cond, parts.shape)
+    return lora.adapted(make, parts, options, base)
 
 
 def _widths(config: ConfigDict) -> dict[float, str]:
@@ -147,8 +175,33 @@ def _widths(config: ConfigDict) -> dict[float, str]:
     return tracking.names_of(c.widths, own)
 
 
+def check_values(config: ConfigDict) -> None:
+    """Every value is of its kind and in its range, as configs/default.py and the options of methods declare them."""
+    values, noted = flat(config), comments()
+    defaults = {name: value for name, value in flat(default.get_config()).items() if name in values}
+    ranges.check_kinds(values, defaults)
+    ranges.check(values, noted)
+
+
+def comments() -> dict[str, str]:
+    """The comment of every key: of the default config, of the options of methods and of low-rank updates."""
+    found = dict(ranges.of_file(Path(default.__file__)))
+    for section, options in {**{name: entry.options for name, entry in METHODS.items()}, "lora": lora.Options}.items():
+        found |= {f"{section}.{name}": comment for name, comment in ranges.of_class(options).items()}
+    return found
+
+
+def flat(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
+    """The values of a config by section.key."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, ConfigDict) else {prefix + name: value}
+    return found
+
+
 def load_data(config: ConfigDict) -> Dataset:
     """The dataset of a config, which is also a DataSpec."""
+    check_values(config)
     return load(config.data.source, seed=config.seed, **plain(config.data.options))
 
 
@@ -170,6 +223,15 @@ def _check_sections(config: ConfigDict, entry: Entry) -> None:
         raise ValueError(
             f"noise.assignment={config.noise.assignment!r} assigns noise to data, which method {config.method.name!r} "
             f"does not use; it applies to {', '.join(paired)}"
+        )
+
+
+def _check_counts(counts: Sequence[int], conditions: Conditions) -> None:
+    """A student that takes several numbers of evaluations is conditioned on the number."""
+    if len(set(counts)) > 1 and "step" not in conditions:
+        raise ValueError(
+            f"one student for {', '.join(map(str, counts))} evaluations must know which of them is running: set "
+            "model.fields.step_embed='zero', or train one student per number if the network has no such field"
         )
 
 

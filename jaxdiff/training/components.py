@@ -15,13 +15,13 @@ from ml_collections import ConfigDict
 
 from jaxdiff import denoisers, models, noise, solvers
 from jaxdiff.conditions import Cond, Conditions
-from jaxdiff.conventions import CONVENTIONS, DDPM, EDM, Convention
+from jaxdiff.conventions import CONVENTIONS, DDPM, EDM, Convention, Flow
 from jaxdiff.data import DataSpec
 from jaxdiff.denoisers import Denoiser
 from jaxdiff.errors import check_ratio, choose, pick
 from jaxdiff.methods import Optimizers, Sampling, averaging
 from jaxdiff.methods.averaging import Rate
-from jaxdiff.methods.method import forced
+from jaxdiff.methods.optimization import forced
 from jaxdiff.training import optim
 
 
@@ -53,12 +53,12 @@ def convention_of(config: ConfigDict) -> Convention:
         return EDM(c.sigma_data)
     if kind is DDPM:
         return DDPM(c.schedule, c.prediction, config.noise.shift)
-    return kind()
+    return Flow(c.time_scale, c.to_data)
 
 
 def model_of(config: ConfigDict, data: DataSpec, convention: Convention) -> nn.Module:
     """The network; channels, classes, text and augmentation width follow the data unless the config sets them."""
-    kind = pick(models.MODELS, config.model.name, "model")
+    kind = models.find(config.model.name)
     known = kind.__dataclass_fields__
     fields = plain(config.model.fields)
     if isinstance(fields.get("control"), (Mapping, ConfigDict)):

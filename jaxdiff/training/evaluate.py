@@ -132,12 +132,16 @@ class Judge:
         return reference_features(self.run, self.net, self.mesh)
 
     def __call__(self, samples: Samples, seed: int) -> dict[str, Any]:
-        run, net = self.run, self.net
+        return self.record(samples, features(self.net, samples[0]) if self.net else None, seed)
+
+    def record(self, samples: Samples, fake: Extracted | None, seed: int) -> dict[str, Any]:
+        """The record of samples whose features are `fake`; None without a feature network."""
+        run = self.run
         images, labels = samples
         follows = _captioned(run, images, labels, self.score)
-        if net is None:
+        if fake is None:
             return {**_pixel_record(run, images, seed), **follows}
-        fake = evaluation.extract(net, _chunks(evaluation.to_uint8(images)), batch_size=256, keep=True)
+        assert fake.features is not None
         how = self._protocol(len(images), seed)
         real = self.found.moments if self.found.features is None else self.found.features
         spatial = None
@@ -169,6 +173,11 @@ class Judge:
         return how
 
 
+def features(net: FeatureNet, images: np.ndarray) -> Extracted:
+    """The features of samples, rounded to 8 bits."""
+    return evaluation.extract(net, _chunks(evaluation.to_uint8(images)), batch_size=256, keep=True)
+
+
 def _part_of(run: Run, count: int) -> str:
     """Which examples are the reference, if not all."""
     return f"reference: {count} of {run.data.size} examples, by a fixed permutation" * (count < run.data.size)
@@ -180,11 +189,16 @@ def _noted(how: Protocol, note: str) -> Protocol:
 
 def _pixel_record(run: Run, images: np.ndarray, seed: int) -> dict[str, Any]:
     """The distance that does not need a feature network, to as many of the data."""
-    data = reference_data(run.config)
-    wanted = min(len(images), run.config.eval.reference or data.size, data.size)
-    real = np.concatenate(list(subset.images(data, subset.chosen(data.size, wanted))))
+    real = reference_pixels(run.config, len(images))
     how = _noted(protocol(run, None, len(images), len(real), seed), _part_of(run, len(real)))
     return {**_pixel_distance(images, real), "protocol": dataclasses.asdict(how)}
+
+
+def reference_pixels(config: ConfigDict, count: int) -> np.ndarray:
+    """At most `count` examples of the data, chosen as `eval` says."""
+    data = reference_data(config)
+    wanted = min(count, config.eval.reference or data.size, data.size)
+    return np.concatenate(list(subset.images(data, subset.chosen(data.size, wanted))))
 
 
 def _reference(run: Run, reference_stats: str) -> Dataset | Extracted:
@@ -286,7 +300,8 @@ def compare_halves(run: Run) -> dict[str, Any]:
         return {**_pixel_distance(*data), "protocol": dataclasses.asdict(how)}
     if run.decode:
         data = [run.decode(images) for images in data]
-    fake, real = (evaluation.extract(net, _chunks(evaluation.to_uint8(a)), batch_size=256, keep=True) for a in data)
+    fake, real = (features(net, a) for a in data)
+    assert fake.features is not None and real.features is not None
     return evaluation.evaluate_features(
         fake.features, real.features, how, probabilities=fake.probabilities, k=c.neighbours
     )

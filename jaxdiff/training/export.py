@@ -6,29 +6,56 @@ a step among the arrays; earlier field names) can still be read.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from ml_collections import ConfigDict
-from safetensors import safe_open
 
 import jaxdiff.configs.default as default
+from jaxdiff import models, outside, weights
+from jaxdiff.files import DamagedFile, read_json, write_json
+from jaxdiff.models.low_rank import Adapters
 from jaxdiff.training import formats
 from jaxdiff.trees import Params, by_name
 from jaxdiff.weights import files
 
 FILE = "export.safetensors"
+LORA = "lora.safetensors"
+SECTIONS = ("data", "model", "denoiser", "method", "noise", "optim", "train", "sample")  # of every config
+FLOATS = (np.float32, jnp.bfloat16, np.float16)  # of exported parameters
 
 
 def write_config(workdir: Path, config: ConfigDict) -> None:
-    """Write config.json atomically."""
-    path = Path(workdir) / "config.json"
-    partial = path.with_suffix(".part")
+    """Write config.json atomically, with a checksum."""
     record = {"format": formats.FORMAT, **config.to_dict()}
-    partial.write_text(json.dumps(record, indent=2, sort_keys=True, default=_plain) + "\n", encoding="utf-8")
-    partial.replace(path)
+    _keep_code(record, Path(workdir))
+    write_json(Path(workdir) / "config.json", record, _plain)
+
+
+def _keep_code(record: dict[str, Any], workdir: Path) -> None:
+    """Copy code from outside the package into the workdir: the network's, which sampling needs, and the teacher's."""
+    network, teacher = record["model"], record["teacher"]
+    registered = models.MODELS.get(network["name"])
+    if registered is not None and registered.__module__.split(".")[0] != "jaxdiff":
+        network["name"] = outside.reference_to(registered) or network["name"]
+    if outside.is_reference(network["name"]):
+        network["name"], network["sha256"] = outside.keep(network["name"], workdir)
+    if teacher["kind"] == "python" and outside.file_of(teacher["path"]) is not None:
+        teacher["sha256"] = outside.keep(teacher["path"], workdir)[1]
+
+
+def _find_code(config: ConfigDict, workdir: Path) -> None:
+    """Point to the workdir's copy of the network's file, and of the teacher's where the original is gone."""
+    network, teacher = config.model, config.teacher
+    network.name = outside.located(network.name, workdir, network.sha256)
+    if teacher.kind == "python":
+        file = outside.file_of(teacher.path)
+        if file is not None and not file.is_file():
+            copy = workdir / outside.FOLDER / file.name
+            teacher.path = f"{copy}:{outside.split(teacher.path)[1]}"
 
 
 def _plain(value: Any) -> Any:
@@ -46,9 +73,15 @@ def read_config(workdir: Path) -> ConfigDict:
             f"no run at {Path(workdir).absolute()}: there is no config.json. "
             "Train one with: jaxdiff train --config=configs/digits.py --workdir=" + str(workdir)
         )
-    record = formats.current(json.loads(path.read_text(encoding="utf-8")), path)
-    config = ConfigDict(_tuples(record))
+    record = read_json(path, "the config of a run")
+    missing = [name for name in SECTIONS if not isinstance(record.get(name), dict)]
+    if missing:
+        raise DamagedFile(
+            f"{path} is not the whole config of a run: it has no {', '.join(missing)}; restore it from a copy"
+        )
+    config = ConfigDict(_tuples(formats.current(record, path)))
     _fill(config, default.get_config())
+    _find_code(config, path.parent)
     config.lock()
     return config
 
@@ -59,6 +92,8 @@ def _fill(config: ConfigDict, defaults: ConfigDict) -> None:
         if name not in config:
             config[name] = value
         elif isinstance(value, ConfigDict):
+            if not isinstance(config[name], ConfigDict):
+                raise DamagedFile(f"the config of this run has {name} = {config[name]!r} in place of a section")
             _fill(config[name], value)
 
 
@@ -76,19 +111,37 @@ def write(workdir: Path, params: Params, step: int | None = None) -> Path:
     return path
 
 
+def write_lora(workdir: Path, model: nn.Module, adapters: Adapters, kind: str) -> str:
+    """Write low-rank updates under the diffusers library's names, where it has some; returns what was done."""
+    kind = weights.lora_kind(model, kind)
+    if not kind:
+        return f"no {LORA}: diffusers has no names for {type(model).__name__}"
+    try:
+        weights.save_lora(model, adapters, kind, Path(workdir) / LORA)
+    except weights.WeightsError as error:
+        return f"no {LORA}: {error}"
+    return f"low-rank updates written to {Path(workdir) / LORA}"
+
+
 def read_step(workdir: Path) -> int | None:
     """The step of the exported parameters; None if their file does not say."""
-    with safe_open(Path(workdir) / FILE, framework="numpy") as file:
-        known = file.metadata() or {}
+    known = files.metadata(Path(workdir) / FILE)
     return int(known["step"]) if "step" in known else None
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The exported parameters of a workdir or file, by name."""
+    """The exported parameters of a workdir or file, by name; each must be of finite floats."""
     path = Path(path)
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(
             f"no exported weights at {path.absolute()}: they are written when a run finishes or is stopped"
         )
-    return formats.parameters(files.read(path))
+    arrays = formats.parameters(files.read(path))
+    for name, array in arrays.items():
+        if array.dtype not in FLOATS:
+            kinds = ", ".join(np.dtype(kind).name for kind in FLOATS)
+            raise ValueError(f"{path}: {name} is {array.dtype}, exported parameters are {kinds}; export them again")
+        if not np.isfinite(array.astype(np.float32)).all():
+            raise ValueError(f"{path}: {name} has NaN or infinite values, which cannot be sampled; export it again")
+    return arrays

@@ -31,10 +31,21 @@ from jaxdiff.trees import Params
 def load(
     workdir: str | os.PathLike, config: ConfigDict | None = None, devices: Devices = None, step: int | str = ""
 ) -> SavedRun:
-    """The run in a workdir, for sampling; `config` is its own config with changes, for example to `config.sample`.
+    """The run in a workdir, for sampling.
 
-    `step` takes the parameters of a kept checkpoint instead of the exported ones: its number, or "best", the least by
-    checkpoint.metric.
+    Args:
+        workdir: its folder; config.json, data.json and export.safetensors are read.
+        config: its own config with changes, for example to `config.sample`.
+        devices: those to use; by default all.
+        step: a kept checkpoint instead of the exported parameters: its number, or "best", the least by
+            checkpoint.metric.
+
+    Returns:
+        A `SavedRun`: `.sample(...)`, `.denoiser`, `.params`, `.model`, `.config`.
+
+    Raises:
+        FileNotFoundError: there is no run in the folder.
+        ValueError: the config changes how a student was trained, or the step is not kept.
     """
     folder = Path(workdir).expanduser()
     trained = export.read_config(folder)
@@ -131,12 +142,15 @@ class SavedRun:
         """The same run with its data loaded, for evaluation against them."""
         if isinstance(self.run.data, Dataset):
             return self
-        return opened(self.workdir, self.config, load_data(self.config), self.mesh, self.checkpoint)
+        return self.rebuilt(self.config, load_data(self.config))
+
+    def rebuilt(self, config: ConfigDict, data: DataSpec) -> SavedRun:
+        """The same parameters in the run of another config or of other data."""
+        return opened(self.workdir, config, data, self.mesh, self.checkpoint)
 
     def with_nfe(self, nfe: int) -> SavedRun:
         """The same run with as many timestamps as `nfe` network evaluations per trajectory allow."""
-        config = components.with_nfe(self.config, nfe)
-        changed = opened(self.workdir, config, self.run.data, self.mesh, self.checkpoint)
+        changed = self.rebuilt(components.with_nfe(self.config, nfe), self.run.data)
         changed.__dict__["params"] = self.params
         return changed
 
@@ -156,8 +170,14 @@ class SavedRun:
     ) -> np.ndarray:
         """n images [n h w c] in [-1, 1], or points, drawn as configured in `config.sample`.
 
-        label is a class, "random" or "cycle" (all classes in turn); prompt is one prompt or a list to cycle through.
         Image i depends only on (key, i).
+
+        Args:
+            key: a seed or a key.
+            n: number of images.
+            label: a class, "random" or "cycle" (all classes in turn).
+            prompt: one prompt or a list to cycle through.
+            nfe: network evaluations per image; 0: as configured.
         """
         if nfe:
             return self.with_nfe(nfe).sample(key, n, label=label, prompt=prompt)

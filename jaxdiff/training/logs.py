@@ -1,34 +1,50 @@
-"""Logging: console lines, metrics.jsonl, TensorBoard, image grids; a progress bar on a terminal."""
+"""The log of a run: console lines, a progress bar on a terminal, image grids, metrics for the backends, profiles."""
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.typing import ArrayLike
+from ml_collections import ConfigDict
+
+from jaxdiff.errors import choose
+from jaxdiff.training.backends import BACKENDS, DEFAULT, Target
+from jaxdiff.trees import Tree
 
 LETTER, LINE = 6, 12  # pixels of Pillow's default font
+OnMetrics = Callable[[int, Mapping[str, float]], object]  # (step, metrics by name)
 
 
 class Logger:
-    """Only the main process writes."""
+    """Only the main process writes, and calls `on_metrics`; every process profiles itself."""
 
-    def __init__(self, workdir: Path, total: int = 0, start: int = 0, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        workdir: Path,
+        total: int = 0,
+        start: int = 0,
+        quiet: bool = False,
+        config: ConfigDict | None = None,
+        on_metrics: OnMetrics | None = None,
+    ) -> None:
         self.active = jax.process_index() == 0
-        self.workdir, self.quiet = Path(workdir), quiet
+        self.workdir, self.quiet, self.on_metrics = Path(workdir), quiet, on_metrics
+        self.flops = 0  # of a training step, over all devices; known when the step is compiled
+        self._span = () if config is None else tuple(config.train.profile_steps)
+        self._profiling = False
         self._bar: Any = None
+        self._backends = []
         if not self.active:
             return
-        self._board = board(self.workdir / "tensorboard")
-        self._file = open(self.workdir / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        names = DEFAULT if config is None else tuple(config.log.backends)
+        target = Target(self.workdir, config, self.say)
+        self._backends = [BACKENDS[name](target) for name in names]
         if total and sys.stderr.isatty() and not quiet:
             from tqdm import tqdm
 
@@ -47,59 +63,64 @@ class Logger:
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
-    def scalars(self, step: int, values: dict[str, float], show: bool = True) -> None:
-        """Log the metrics of one step to metrics.jsonl, TensorBoard and, with `show`, the console."""
+    def scalars(self, step: int, values: Mapping[str, object]) -> None:
+        """Send the numbers of one step to the backends and to `on_metrics`."""
         if not self.active:
             return
-        self.event({"step": step, **values})
-        for name, value in values.items():
-            if isinstance(value, (int, float)):
-                self._board.add_scalar(name, value, step)
-        if show:
-            shown = (f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, (int, float)))
-            self.say(f"step {step}: " + ", ".join(shown))
+        numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+        for backend in self._backends:
+            backend.scalars(step, numbers)
+        if self.on_metrics is not None:
+            self.on_metrics(step, numbers)
 
     def event(self, record: Mapping[str, object]) -> None:
-        """Append a line to metrics.jsonl."""
-        if not self.active:
-            return
-        try:
-            self._file.write(json.dumps({"time": round(time.time(), 3), **record}, default=str) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise OSError(f"cannot write {self._file.name}: {error}. Rerun the command to resume") from error
+        """Send a record of something that happened to the backends."""
+        for backend in self._backends:
+            backend.event(record)
 
     def images(self, step: int, images: ArrayLike, name: str = "samples", captions: Sequence[str] = ()) -> Path | None:
-        """Write an image grid to samples/{name}_{step}.png and to TensorBoard."""
+        """Write an image grid to samples/{name}_{step}.png and send it to the backends."""
         if not self.active:
             return None
         grid = captioned_grid(images, captions) if captions else image_grid(images)
         path = self.workdir / "samples" / f"{name}_{step:08d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         save_png(path, grid)
-        self._board.add_image(name, grid, step, dataformats="HWC")
+        for backend in self._backends:
+            backend.image(step, name, grid)
         return path
 
+    def profile(self, step: int, state: Tree) -> None:
+        """Before each step: start or stop the trace of `train.profile_steps`, when `state` has been computed."""
+        if self._span and step == self._span[0]:
+            jax.block_until_ready(state)
+            jax.profiler.start_trace(str(self.workdir / "profile"))
+            self._profiling = True
+        elif self._profiling and step == self._span[1]:
+            jax.block_until_ready(state)
+            self._stop_profile()
+
+    def _stop_profile(self) -> None:
+        jax.profiler.stop_trace()
+        self._profiling = False
+        self.say(f"wrote the profile of steps {self._span[0] + 1} to {self._span[1]} to {self.workdir / 'profile'}")
+
     def close(self) -> None:
-        if self.active:
-            if self._bar is not None:
-                self._bar.close()
-            with suppress(OSError):  # lines are flushed when written, so a full disk has already been reported
-                self._board.close()
-                self._file.close()
+        if self._profiling:
+            self._stop_profile()
+        if self._bar is not None:
+            self._bar.close()
+        for backend in self._backends:
+            backend.close()
 
 
-def board(folder: Path) -> Any:
-    """A TensorBoard writer. tensorboardX imports torch if it is installed, unless the import is blocked."""
-    blocked = "torch" not in sys.modules
-    if blocked:
-        sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        from tensorboardX import SummaryWriter
-    finally:
-        if blocked:
-            del sys.modules["torch"]
-    return SummaryWriter(str(folder))
+def check(config: ConfigDict) -> None:
+    """Check `log.backends` and `train.profile_steps`."""
+    for name in config.log.backends:
+        choose(name, BACKENDS, "log backend")
+    span = tuple(config.train.profile_steps)
+    if span and not (len(span) == 2 and 0 <= span[0] < span[1]):
+        raise ValueError(f"train.profile_steps is (first, last) with 0 <= first < last, or (), got {span}")
 
 
 def image_grid(images: ArrayLike, columns: int | None = None, gap: int = 1, scale: int | None = None) -> np.ndarray:

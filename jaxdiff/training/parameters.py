@@ -16,11 +16,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from flax import linen as nn
+from ml_collections import ConfigDict
 
 from jaxdiff import weights
 from jaxdiff.conditions import Conditions
 from jaxdiff.conventions import DDPM, Convention
 from jaxdiff.errors import choose
+from jaxdiff.methods import Frozen
 from jaxdiff.training import components, export
 from jaxdiff.trees import Params, Tree, by_name, mismatches, path_name
 
@@ -65,7 +67,8 @@ def check_convention(loaded: Loaded, convention: Convention, *, rescaled: bool =
         known = " or ".join(map(repr, theirs))
         raise ValueError(
             f"{loaded.source} was trained as {known}, this run is configured as {ours!r}; set denoiser.kind, "
-            "denoiser.schedule, denoiser.prediction, denoiser.sigma_data and noise.shift to match"
+            "denoiser.schedule, denoiser.prediction, denoiser.sigma_data, denoiser.time_scale, denoiser.to_data and "
+            "noise.shift to match"
         )
 
 
@@ -87,6 +90,22 @@ def fitted(loaded: Loaded, shapes: Params) -> Params:
     if wrong:
         raise ValueError(f"{loaded.source} does not match model.fields: {wrong}")
     return jax.tree_util.tree_map_with_path(lambda path, leaf: loaded.arrays[path_name(path)], shapes)
+
+
+def frozen_base(
+    config: ConfigDict, model: nn.Module, convention: Convention, conditions: Conditions, shape: tuple[int, ...]
+) -> Frozen:
+    """The parameters of train.init_from as the frozen base of low-rank updates; all of the network's must be there."""
+
+    def shapes() -> Params:
+        return shapes_of(model, conditions, shape)
+
+    def load() -> Params:
+        loaded = read(config.train.init_from, config.train.init_kind, model)
+        check_convention(loaded, convention, rescaled=True)
+        return fitted(loaded, shapes())
+
+    return Frozen(shapes, load)
 
 
 def place(tree: Tree, declared: Tree) -> Tree:

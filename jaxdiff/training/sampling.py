@@ -158,8 +158,14 @@ class Sampler:
         texts = {}
         if self.has_text:
             rows = self.texts(np.asarray(index))
-            texts = {name: rows[name] for name in rows if name in self.run.inputs}
-        return self._program(source, as_key(key), index, texts)
+            texts = {name: self._spread(rows[name]) for name in rows if name in self.run.inputs}
+        return self._program(source, as_key(key), self._spread(index), texts)
+
+    def _spread(self, rows: np.ndarray) -> np.ndarray | Array:
+        """Rows along the batch; with several processes, each hands over those of its own devices."""
+        if jax.process_count() == 1:
+            return rows
+        return jax.make_array_from_callback(rows.shape, NamedSharding(self.mesh, BATCH), lambda where: rows[where])
 
     def batches(
         self,

@@ -26,7 +26,7 @@ from jaxdiff.trees import Path, Tree, path_name
 
 AXES = ("data", *FSDP_AXES, "context", "tensor")
 STATE_AXES = (*FSDP_AXES, "context")  # over which parameters are split
-TOKENS = ("dit", "mdt", "pixart", "mmdit")  # networks whose tokens a context axis splits
+TOKENS = ("dit", "mdt", "pixart", "mmdit", "flux")  # networks whose tokens a context axis splits
 MINOR = 8  # at most, the smaller factor of fsdp
 Devices: TypeAlias = Any  # a sequence of devices; None: all of them
 HOST = "pinned_host"  # host memory that devices can read directly

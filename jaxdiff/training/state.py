@@ -16,13 +16,14 @@ from jax import Array
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdiff import compilation
+from jaxdiff import compilation, flops
 from jaxdiff.data import Dataset
-from jaxdiff.methods import TrainState, exported
-from jaxdiff.methods.method import Batch, Metrics
+from jaxdiff.methods import TrainState
+from jaxdiff.methods.method import Batch, Metrics, averaged
+from jaxdiff.models.low_rank import Adapters
 from jaxdiff.placement import ways
 from jaxdiff.training import parameters, transfer
-from jaxdiff.training.build import Run
+from jaxdiff.training.build import Run, build
 from jaxdiff.training.checkpoint import Checkpoints
 from jaxdiff.training.logs import Logger
 from jaxdiff.training.sharding import (
@@ -34,7 +35,7 @@ from jaxdiff.training.sharding import (
     with_shardings,
 )
 from jaxdiff.training.stop import Stop
-from jaxdiff.trees import Tree, path_name
+from jaxdiff.trees import Tree, path_name, size_of
 
 Step: TypeAlias = Any  # a jitted or compiled training step
 
@@ -92,7 +93,8 @@ def start(
         log.say(f"resuming from the checkpoint of step {step}{unread}")
         log.event({"event": "resume", "step": step})
         return checkpoints.restore(step, declared)
-    kept = load_params(run, declared) if source else None
+    held = "base" in frozen  # train.init_from is the base of low-rank updates
+    kept = load_params(run, declared) if source and not held else None
     shardings = shardings_of(declared)
     # initializers compile slowly and run once: on CPU, skip the compiler's optimizations
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
@@ -101,7 +103,9 @@ def start(
     key = jax.random.fold_in(jax.random.key(run.config.seed), 0)
     state = init(key, example_batch(run, mesh), outside)
     if kept is None:
-        log.say("starting from scratch")
+        begun = f"starting adapters of {source}" if held else origin(run)
+        for note in (begun, *run.method.notes):
+            log.say(note)
         return state
     student = declared.params["student"]
     log.say(f"starting from the parameters of {source}: {transfer.report(kept, student)}")
@@ -109,6 +113,17 @@ def start(
     params = {**state.params, "student": transfer.put(kept, state.params["student"])}
     state = state.replace(params=params, averages=begin)
     return jax.device_put(state, shardings)
+
+
+def origin(run: Run) -> str:
+    """Where the parameters of a new run come from."""
+    teacher = run.config.teacher
+    if "teacher" not in run.method.frozen:
+        return "starting from scratch"
+    other = teacher.kind == "analytic" or (teacher.kind == "python" and not teacher.own)
+    if other or (teacher.fields and teacher.fields != run.config.model.fields):
+        return f"the student starts untrained: the teacher ({teacher.kind}) has another network"
+    return "the student starts from the teacher's parameters"
 
 
 def load_params(run: Run, declared: TrainState) -> dict[str, np.ndarray]:
@@ -161,10 +176,18 @@ def report(run: Run, mesh: Mesh, declared: TrainState, log: Logger) -> None:
         for key, tree in getattr(declared, name).items():
             label = key if name in ("averages", "frozen") else f"{name}/{key}"
             sizes.append(f"{label} {bytes_per_device(tree) / 2**20:.1f} MiB")
-    count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(declared.params["student"]))
+    count = size_of(declared.params["student"])
     shape = " x ".join(f"{name} {size}" for name, size in sizes_of(mesh).items())
-    log.say(f"{count:,} parameters; per device: {', '.join(sizes)}; mesh {shape} on {jax.devices()[0].platform}")
+    rest = ""
+    if isinstance(declared.params["student"], Adapters):
+        base = declared.frozen[declared.params["student"].base]
+        rest = f" of low-rank updates of {size_of(base):,} frozen ones"
+    log.say(f"{count:,} parameters{rest}; per device: {', '.join(sizes)}; mesh {shape} on {jax.devices()[0].platform}")
     log.say(f"data: {run.data.name}, {run.data.size:,} examples of shape {run.data.shape}")
+    taken = ", ".join(run.conditions) or "nothing"
+    unused = [name for name in run.data.signals if name in ("label", "text") and name not in run.conditions]
+    missing = f"; {' and '.join(unused)} of the data unused: the network does not declare it" if unused else ""
+    log.say(f"conditioned on {taken}{missing}")
 
 
 # ------------------------------------------------------------------------------------------ steps
@@ -177,6 +200,16 @@ def compile_step(step: Step, arguments: tuple, stop: Stop, log: Logger) -> Step:
     program = stop.during(lambda: step.lower(*arguments).compile(), "compilation")
     log.say(f"compiled the training step in {time.monotonic() - begun:.1f} s")
     return program
+
+
+def model_flops(run: Run, mesh: Mesh, step: Step, arguments: tuple) -> int:
+    """FLOPs of the model in one step, over all devices: those of the same step without recomputation."""
+    if run.config.model.remat:
+        plain = run.config.copy_and_resolve_references()
+        with plain.unlocked():
+            plain.model.remat = ""
+        step = guarded_step(build(plain, run.data), mesh, shardings_of(arguments[0]))
+    return flops.total(step.trace(*arguments).jaxpr.jaxpr)
 
 
 def guarded_step(run: Run, mesh: Mesh, shardings: Tree) -> Step:
@@ -249,7 +282,7 @@ def _first_bad(tree: Tree) -> str:
 
 def save(checkpoints: Checkpoints, step: int, state: TrainState, metrics: dict[str, float] | None) -> None:
     """Save a checkpoint, unless parameters became non-finite in a step whose metrics were still finite."""
-    leaves = jax.tree_util.tree_leaves_with_path(exported(state))
+    leaves = jax.tree_util.tree_leaves_with_path(averaged(state))
     bad = [path_name(path) for path, leaf in leaves if not all(np.isfinite(s.data).all() for s in _local(leaf))]
     if multihost_utils.process_allgather(np.array(len(bad))).any():
         raise NonFinite(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -17,7 +16,7 @@ from typing import TypeVar
 import jax
 from jax.experimental import multihost_utils
 
-from jaxdiff.training.distributed import RETRY
+from jaxdiff.training.peers import RETRY, leave
 
 T = TypeVar("T")
 
@@ -70,8 +69,7 @@ class Stop:
             thread.join(0.1)
             if self.signal is not None and jax.process_count() == 1:
                 print(f"{self.signal} during {what}: nothing new to save, stopping", flush=True)
-                sys.stdout.flush()
-                os._exit(RETRY)  # the compiler cannot be interrupted, and no state has changed
+                leave(RETRY)  # the compiler cannot be interrupted, and no state has changed
         if failure:
             raise failure[0]
         return result[0]

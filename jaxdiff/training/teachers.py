@@ -2,10 +2,12 @@
 
 run        a workdir of `jaxdiff train`
 edm, ...   public weights of that kind (see jaxdiff.weights): an .npz or .safetensors file
+python     FILE.py:load, a function load(config) that returns a jaxdiff.Teacher (own.py)
 analytic   the exact denoiser of a `mixture` data source; the student then starts untrained
 fresh      an untrained network, to try out a config
 
-The teacher has the student's architecture, with step conditioning only if it is itself an SFD-v student.
+The teacher has the student's architecture unless teacher.fields says otherwise, step conditioning only if it is itself
+an SFD-v student, and none of the scalars of a flow map.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ from jaxdiff.methods.method import Batch, Metrics
 from jaxdiff.methods.sfd import teacher_model
 from jaxdiff.models import bind
 from jaxdiff.training import components, export, parameters
+from jaxdiff.training.own import teacher_of
 from jaxdiff.trees import Params
 
 # fields of a network that may differ from the student's
-PRIVATE = ("parent", "name", "dtype", "remat", "loop", "dropout", "step_embed", "mask_buckets")
+PRIVATE = ("parent", "name", "dtype", "remat", "loop", "dropout", "step_embed", "scalars", "mask_buckets")
 MIXTURE = ("preset", "dim", "std", "means", "weights")  # options of the data source that define its density
 
 
@@ -39,12 +42,15 @@ def make(
     config: ConfigDict, model: nn.Module, convention: Convention, conditions: Conditions, data: DataSpec
 ) -> Teacher:
     """The teacher of `config.teacher`; nothing is read until its parameters are needed."""
-    kind = choose(config.teacher.kind, ("run", "analytic", "fresh", *parameters.PUBLIC), "teacher kind")
+    kind = choose(config.teacher.kind, ("run", "python", "analytic", "fresh", *parameters.PUBLIC), "teacher kind")
+    if kind == "python":
+        return teacher_of(config, model, convention, data)
     if kind == "analytic":
         exact = _analytic(config)
-        return Teacher(lambda params: exact, Frozen(dict, dict))
+        return Teacher(lambda params: exact, Frozen(dict, dict), own=False)
     parameters.check_public(kind, config.teacher.path, convention)
-    network = teacher_model(model, config.sfd.teacher_step if config.method.name == "sfd" else 0)
+    same = teacher_model(model, config.sfd.teacher_step if config.method.name == "sfd" else 0)
+    network = _network(config, same, convention, data)
 
     def shapes() -> Params:
         return parameters.shapes_of(network, conditions, data.shape)
@@ -59,7 +65,25 @@ def make(
         parameters.check_convention(loaded, convention)
         return parameters.fitted(loaded, shapes())
 
-    return Teacher(lambda params: convention(bind(network, params)), Frozen(shapes, load), own=True)
+    frozen, own = Frozen(shapes, load), network is same
+    return Teacher(lambda params: convention(bind(network, params)), frozen, own, None if own else network)
+
+
+def _network(config: ConfigDict, same: nn.Module, convention: Convention, data: DataSpec) -> nn.Module:
+    """The teacher's network: `same` unless teacher.fields differ from the student's."""
+    if not config.teacher.fields:
+        return same
+    theirs = config.copy_and_resolve_references()
+    with theirs.unlocked():
+        theirs.model.fields = theirs.teacher.fields
+    network = teacher_model(components.model_of(theirs, data, convention), 0)
+    return same if not _differing(network, same) else network
+
+
+def _differing(network: nn.Module, other: nn.Module) -> list[str]:
+    """The fields in which two networks have other weights."""
+    names = [field.name for field in dataclasses.fields(network) if field.name not in (*PRIVATE, "control")]
+    return [name for name in names if getattr(network, name) != getattr(other, name, "absent")]
 
 
 def offloaded(method: Method) -> Method:
@@ -117,13 +141,12 @@ def _check_run(path: Path, config: ConfigDict, network: nn.Module, convention: C
                 "sfd.teacher_step to its number of timestamps"
             )
         raise ValueError(f"sfd.teacher_step is set, but the teacher {path} has no step conditioning; set it to 0")
-    for field in dataclasses.fields(network):
-        ours, other = getattr(network, field.name), getattr(theirs, field.name, "absent")
-        if field.name not in PRIVATE and field.name != "control" and ours != other:
-            raise ValueError(
-                f"the student must have the teacher's architecture: model field {field.name} is {ours} here and "
-                f"{other} in {path}"
-            )
+    for name in _differing(network, theirs):
+        ours, other = getattr(network, name), getattr(theirs, name, "absent")
+        raise ValueError(
+            f"the student must have the teacher's architecture: model field {name} is {ours} here and {other} in "
+            f"{path}; for a student of another size, teacher.fields holds the teacher's"
+        )
     if trained.method.name == "sfd":
         _check_walk(config, trained, path)
 

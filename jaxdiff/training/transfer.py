@@ -26,7 +26,8 @@ Arrays: TypeAlias = Mapping[str, Any]  # arrays, or their shapes, by name
 
 # layers through which conditioning enters a network
 INPUTS = re.compile(
-    r"(^|/)(label|map_label|map_augment|text|text_mlp|null_text|pooled|added|control_embed|cross_attention/kv)(/|$)"
+    r"(^|/)(label|map_label|map_augment|text|text_mlp|null_text|pooled|added|control_embed|scalar_\w+"
+    r"|cross_attention/kv)(/|$)"
 )
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxdiff import errors, methods, models, solvers, weights
-from jaxdiff.cli import comments, configs, options
+from jaxdiff import comments, errors, methods, models, solvers, weights
+from jaxdiff.cli import configs, options
 from jaxdiff.cli.flags import Command, Flag, UsageError, check_local, parse
 from jaxdiff.configs import creatures, default, digits, folder
 from jaxdiff.methods import METHODS
@@ -117,7 +117,7 @@ def test_what_may_be_set_is_what_the_chosen_one_takes():
     ("key", "text", "message"),
     [
         ("model.fields.num_clases", "0", "did you mean 'num_classes'"),
-        ("model.fields.patch", "2", "model.name='unet'.*'patch'"),
+        ("model.fields.heads", "2", "model.name='unet'.*'heads'"),
         ("model.fields.num_classes", "none", "--config.model.fields.num_classes=none"),
         ("sample.options.s_churn", "10", "did you mean 'churn'"),
         ("optim.options.beta2", "0.99", "did you mean 'b2'"),
@@ -172,10 +172,10 @@ def test_every_alias_is_plain_and_leads_somewhere():
 def test_every_key_of_the_default_config_is_found_in_its_source():
     known = configs.key_comments()
     assert set(options.keys(default.get_config())) <= set(known)
-    assert known["seed"] == "of initialisation, noise and data order"
+    assert known["seed"] == "[0, 2**32) of initialisation, noise and data order"
     assert known["data.source"].startswith("digits, shapes")  # of a value in parentheses
     assert known["model.fields"].endswith("data.options.control records")  # of two lines
-    assert known["optim.learning_rate"] == ""
+    assert known["optim.learning_rate"] == "[0, inf)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,8 +223,9 @@ def test_comments_of_dataclass_fields():
 
 def test_options_are_read_from_their_source_as_from_their_classes():
     declared = {}
-    for method, entry in METHODS.items():
-        declared |= {f"{method}.{name}": text for name, text in comments.field_comments(entry.options).items()}
+    sections = {**{name: entry.options for name, entry in METHODS.items()}, "lora": methods.lora.Options}
+    for section, cls in sections.items():
+        declared |= {f"{section}.{name}": text for name, text in comments.field_comments(cls).items()}
     assert comments.option_comments(Path(methods.__file__).parent) == declared
     assert {"emd.steps", "emd.score_rate", "emd.mcmc_sigma", "sfd.lpips.net", "consistency.last"} <= set(declared)
     assert [name for name, text in declared.items() if not text] == []  # each has a comment

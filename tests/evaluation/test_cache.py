@@ -48,7 +48,7 @@ def test_other_weights_and_other_pixels_are_other_entries(tmp_path):
     seen = []
     extract_cached(FeatureCache(tmp_path, network(seen)), [IMAGES])
     extract_cached(FeatureCache(tmp_path, network(seen, sha256="b")), [IMAGES])
-    extract_cached(FeatureCache(tmp_path, network(seen)), [IMAGES.astype(np.float32)])
+    extract_cached(FeatureCache(tmp_path, network(seen)), [IMAGES.astype(np.float32) / 255])
     jax.effects_barrier()
     assert seen == [40, 40, 40]
 

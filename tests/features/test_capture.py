@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxdiff import features, flops, models
 from jaxdiff.conventions import DDPM, EDM, Flow
 from jaxdiff.features import massive, scoring
-from jaxdiff.models import MDT, DiT, LatentUNet, MMDiT, PixArt, UNet, latent_unet, stacks, taps
+from jaxdiff.models import MDT, DiT, Flux, LatentUNet, MMDiT, PixArt, UNet, latent_unet, stacks, taps
 
 LATENT = LatentUNet(width=8, channel_mult=(2,), blocks=1, depths=(1,), heads=2, groups=4, text_dim=6)
 PIXEL = UNet(resolution=8, width=8, channel_mult=(1,), blocks=1, attention=())
@@ -22,6 +22,7 @@ TRANSFORMER = DiT(depth=4, width=16, heads=2, num_classes=3, learn_variance=Fals
 MASKED = MDT(depth=3, width=16, heads=2, decoder=1, num_classes=3, learn_variance=False)
 PROMPTED = PixArt(depth=2, width=16, heads=2, text_dim=6, learn_variance=False)
 JOINT = MMDiT(depth=3, width=16, heads=2, text_dim=6, pooled_dim=5)
+ROTARY = Flux(channels=4, depth=2, single_depth=2, width=16, heads=2, text_dim=6, pooled_dim=5, axes=(2, 2, 4))
 TEXT = {"text": jax.random.normal(jax.random.key(7), (2, 5, 6))}
 MASK = {"text_mask": jnp.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])}
 CASES = {
@@ -31,6 +32,7 @@ CASES = {
     "mdt": (MASKED, 4, {"label": jnp.array([0, 2])}),
     "pixart": (PROMPTED, 4, {**TEXT, **MASK}),
     "mmdit": (JOINT, 4, {**TEXT, **MASK, "pooled": jnp.ones((2, 5))}),
+    "flux": (ROTARY, 4, {**TEXT, **MASK, "pooled": jnp.ones((2, 5))}),
 }
 SIGMA = jnp.array([0.3, 0.7])
 
@@ -94,6 +96,11 @@ def test_kinds_stages_and_grids():
     joint, pixel = table_of("mmdit"), table_of("pixel", channel_mult=(1, 2), attention=(4,), style="ncsnpp")
     assert not [tap.name for t in (table, pixel) for tap in t.values() if "other" in (tap.kind, tap.stage)]
     assert joint["blocks_0/text/q"].grid is None and joint["blocks_0/image/q"].grid == (4, 8)
+    rotary = table_of("flux")
+    assert rotary["single_1/text/k"].grid is None and rotary["single_1/image/norm0"].grid == (4, 8)
+    kinds = {name: rotary[f"single_0/image{name}"].kind for name in ("/out", "/q", "_mlp/inner")}
+    assert kinds == {"/out": "block_out", "/q": "self_q", "_mlp/inner": "inner"}
+    assert not [tap.name for tap in rotary.values() if "other" in (tap.kind, tap.stage)]
     stages = [pixel[name].stage for name in ("enc_4x4_joined", "dec_4x4_in0/attention/q", "dec_8x8_up/out")]
     masked, prompted = table_of("mdt"), table_of("pixart")
     outputs = [(tap.name, tap.stage) for tap in masked.values() if tap.kind == "block_out"]
@@ -210,9 +217,26 @@ def test_reference_names_of_pixart():
     assert list(names) == [f"vit-block{i}-{tap}" for i in (0, 1) for tap in inner]
     assert names == features.reference_names(table) and len(set(names.values())) == 16
     assert names["vit-block1-self-k"] == "blocks_1/attention/k" and len(features.reference_names(PixArt())) == 224
-    with pytest.raises(ValueError, match=r"LatentUNet and PixArt, not of DiT"):
+    with pytest.raises(ValueError, match=r"LatentUNet, PixArt and Flux, not of DiT"):
         features.reference_names(TRANSFORMER)
     assert features.reference_names(table_of("dit")) == {}
+
+
+def test_reference_names_of_flux():
+    """Single blocks count on after the double ones; queries and keys are those before their norms."""
+    names, table = features.reference_names(ROTARY), table_of("flux")
+    single, double = ["q", "k", "v", "out"], ["q", "k", "v", "out", "norm-out", "ffn-inner"]
+    wanted = [(i, tap) for i in (0, 1) for tap in double] + [(i, tap) for i in (2, 3) for tap in single]
+    assert list(names) == [f"vit-block{i}-{tap}" for i, tap in wanted]
+    assert names == features.reference_names(table) and set(names.values()) <= set(table)
+    assert names["vit-block3-out"] == "single_1/image/out" and len(features.reference_names(Flux())) == 266
+    _, params, _, _, taps, _ = everything("flux")
+    for i, (block, prefix) in enumerate([("blocks_0", "image_"), ("single_0", "")]):
+        for part in "qk":
+            raw = np.asarray(taps[names[f"vit-block{2 * i}-{part}"]]).reshape(2, 32, 2, 8)
+            scale = params[block][f"{prefix}{part}_norm"]["scale"]
+            normed = raw / np.sqrt(np.square(raw).mean(-1, keepdims=True) + 1e-6) * scale
+            np.testing.assert_allclose(normed.reshape(2, 32, 16), taps[f"{block}/image/{part}"], atol=1e-5)
 
 
 def test_selections_take_names_of_the_reference():
@@ -320,7 +344,7 @@ def test_taps_of_the_other_networks_add_up():
     assert (joint[0, :, :, n + 3 :] == 0).all() and (joint[1, :, :, n + 3 :] > 0).all()
 
 
-@pytest.mark.parametrize("name", ["dit", "mdt", "pixart", "mmdit"])
+@pytest.mark.parametrize("name", ["dit", "mdt", "pixart", "mmdit", "flux"])
 def test_modulated_norms_follow_from_the_stream_before_them(name):
     """With no channel dropped it is the network's own activation."""
     taps, table = everything(name)[4], table_of(name)
@@ -353,7 +377,7 @@ def test_dropped_channels_of_a_block_do_not_matter():
     assert scoring.without_massive(subject, x, [norm, "out"], 0.3, ratio=10).drop == {norm: channels}
 
 
-@pytest.mark.parametrize("name", ["dit", "mdt", "pixart", "mmdit"])
+@pytest.mark.parametrize("name", ["dit", "mdt", "pixart", "mmdit", "flux"])
 def test_in_and_out_are_what_the_convention_gives_and_takes(name):
     model, _, x, _, taps, denoised = everything(name)
     given = {}
@@ -376,7 +400,13 @@ def test_a_selection_has_the_values_of_all():
 
 
 @pytest.mark.parametrize(
-    ("name", "place"), [("dit", "blocks_1/out"), ("mdt", "encode_out_0/dit/out"), ("mmdit", "blocks_1/image/out")]
+    ("name", "place"),
+    [
+        ("dit", "blocks_1/out"),
+        ("mdt", "encode_out_0/dit/out"),
+        ("mmdit", "blocks_1/image/out"),
+        ("flux", "single_1/image/out"),
+    ],
 )
 def test_scanned_and_rematerialised_networks_have_the_same_taps(name, place):
     model, params, x, cond, taps, _ = everything(name)

@@ -1,8 +1,8 @@
-"""Features of runs whose networks take more than a class: control metadata, the step of a few-step student."""
+"""Features of runs whose networks take more than a class: control metadata, the step of a few-step student, tau."""
 
 import pytest
 import training_runs
-from training_runs import SFD, config_of
+from training_runs import MEANFLOW, SFD, config_of
 
 from jaxdiff.cli import main
 from jaxdiff.training import train
@@ -17,10 +17,11 @@ RUNS = {
         "diffusion.control_dropout": 0.1,
     },
     "student": {**SFD, "teacher.kind": "fresh"},
+    "flow map": MEANFLOW,
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "flow map")) for name in RUNS])
 def test_features_of_a_run_with_more_conditions(name, tmp_path, capsys):
     train(config_of(BASE, {**QUICK, **RUNS[name]}), tmp_path / "run", quiet=True)
     assert main(["features", "catalog", f"--workdir={tmp_path}/run"]) == 0

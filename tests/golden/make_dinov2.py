@@ -55,15 +55,16 @@ def run(w: dict[str, torch.Tensor], pixels: np.ndarray) -> torch.Tensor:
             F.gelu(F.linear(h, p["mlp.fc1.weight"], p["mlp.fc1.bias"])), p["mlp.fc2.weight"], p["mlp.fc2.bias"]
         )
         x = x + p["ls2.gamma"] * h
-    return F.layer_norm(x, (WIDTH,), w["norm.weight"], w["norm.bias"], 1e-6)[:, 0]
+    return F.layer_norm(x, (WIDTH,), w["norm.weight"], w["norm.bias"], 1e-6)
 
 
 def main() -> None:
     pixels = images(4, (2, *SIDES, 3))
     lines = listing(shapes(), {"ls1": 5.0, "ls2": 5.0})  # every block counts
     with torch.no_grad():
-        features = run({name: torch.from_numpy(value) for name, value in drawn(lines).items()}, pixels)
-    np.savez_compressed(HERE / "dinov2.npz", images=pixels, features=features.numpy(), weights=lines)
+        tokens = run({name: torch.from_numpy(value) for name, value in drawn(lines).items()}, pixels).numpy()
+    patches = tokens[:, 1:].reshape(2, SIDES[0] // PATCH, SIDES[1] // PATCH, WIDTH)
+    np.savez_compressed(HERE / "dinov2.npz", images=pixels, features=tokens[:, 0], patches=patches, weights=lines)
 
 
 if __name__ == "__main__":

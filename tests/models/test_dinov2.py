@@ -20,12 +20,14 @@ def arrays():
     return runpy.run_path(str(FOLDER / "seeded.py"))["weights"](GOLDEN["weights"])
 
 
-def test_class_tokens_agree_with_torch(arrays):
+def test_tokens_agree_with_torch(arrays):
     model, params = weights.load(arrays, "dinov2")
     assert model == dinov2.DINOv2(width=128, depth=3)
     unit = (GOLDEN["images"] / np.float32(255) - np.float32(dinov2.MEAN)) / np.float32(dinov2.STD)
-    out = jax.jit(model.apply)({"params": params}, unit)["features"]
-    assert np.abs(out - GOLDEN["features"]).max() <= 1e-5 * np.abs(GOLDEN["features"]).max()
+    out = jax.jit(model.apply)({"params": params}, unit)
+    for name in ("features", "patches"):
+        assert out[name].shape == GOLDEN[name].shape
+        assert np.abs(out[name] - GOLDEN[name]).max() <= 1e-5 * np.abs(GOLDEN[name]).max()
 
 
 def test_as_a_feature_network(arrays, tmp_path):
@@ -35,8 +37,7 @@ def test_as_a_feature_network(arrays, tmp_path):
     assert (net.name, net.resize, net.sha256) == ("dinov2", "clean-28", digest(path))
     images = GOLDEN["images"][:, :28, :28]
     out = net.apply(images)
-    assert set(out) == {"features"}
-    assert out["features"].shape == (2, 128)
+    assert out["features"].shape == (2, 128) and out["patches"].shape == (2, 2, 2, 128)
     assert jax.eval_shape(feature_net("dinov2", path).apply, images)["features"].shape == (2, 128)
 
 

@@ -100,6 +100,7 @@ def test_the_padding_is_least_and_the_block_large():
 
 def test_as_many_keys_are_held_as_fit():
     assert fused_attention.resident(8, 512, 72, 2) == 8  # 4,096 keys in bfloat16: 8 MiB
+    assert fused_attention.resident(9, 512, 128, 2) == 3  # 4,608 keys: all nine blocks do not fit beside a batch
     assert fused_attention.resident(8, 512, 72, 4) == 4  # float32: 12 MiB
     assert fused_attention.resident(8, 512, 160, 2) == 4
     assert fused_attention.resident(11, 512, 128, 2) == 1  # 11 is prime

@@ -91,7 +91,7 @@ def test_files_for_fid_alone_have_features_and_no_probabilities(classes, arrays,
 
 
 def test_it_is_not_a_denoiser():
-    with pytest.raises(ValueError, match=r"Inception.*load\(\).*edm, edm2, dit, mdt"):
+    with pytest.raises(ValueError, match=r"Inception.*load\(\).*edm, edm2, dit, sit, mdt"):
         weights.load_denoiser({}, "inception")
 
 

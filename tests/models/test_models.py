@@ -375,3 +375,17 @@ def test_bad_input_says_what_to_do(build, message):
 
 def test_models_are_built_by_name():
     assert models.build("dit", depth=2, width=8, heads=2) == DiT(depth=2, width=8, heads=2)
+
+
+def test_unet_of_patches_is_a_unet_of_rearranged_pixels():
+    fields = {"width": 8, "channel_mult": (1, 2), "blocks": 1, "attention": (4,)}
+    patches = UNet(resolution=16, channels=1, patch=2, **fields)
+    pixels = UNet(resolution=8, channels=4, **fields)
+    x = jax.random.normal(jax.random.key(0), (2, 16, 16, 1))
+    grid = jnp.stack([x[:, i::2, j::2, 0] for i in range(2) for j in range(2)], axis=-1)
+    params = jax.jit(patches.init)(jax.random.key(1), x, jnp.ones(2))
+    params = jax.tree.map(lambda a: a + 0.1, params)  # the output layer starts at zero
+    out = patches.apply(params, x, jnp.ones(2))
+    expected = pixels.apply(params, grid, jnp.ones(2))
+    for k, (i, j) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        np.testing.assert_allclose(out[:, i::2, j::2, 0], expected[..., k], rtol=1e-6, atol=1e-6)

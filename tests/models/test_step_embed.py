@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxdiff import models
+from jaxdiff import models, weights
+from jaxdiff.conditions import METHOD
 from jaxdiff.configs import imagenet64
-from jaxdiff.models import MLP, DiT, MMDiT, UNet, embeddings, stacks, unet
+from jaxdiff.models import EDM2, MDT, MLP, DiT, Flux, LatentUNet, MMDiT, PixArt, UNet, embeddings, stacks, unet
+from jaxdiff.training import transfer
+from jaxdiff.trees import by_name
 
 SMALL_UNET = {"resolution": 8, "width": 8, "channel_mult": (1,), "blocks": 1, "attention": (), "num_classes": 3}
 SMALL_VIT = {"depth": 2, "width": 16, "heads": 2}
@@ -166,3 +169,81 @@ def test_what_the_condition_asks_for(name):
     with pytest.raises(ValueError, match=rf"^{type(SMALL[name]).__name__} .*'step'"):
         call("", step=4)
     call("zero", step=4)  # one integer for all examples is fine
+
+
+# ------------------------------------------------------------------------------------------ further scalars
+
+EVERY = {
+    **SMALL,
+    "edm2": EDM2(resolution=8, width=8, channel_mult=(1,), blocks=1, attention=(), num_classes=3),
+    "latent_unet": LatentUNet(width=8, channel_mult=(1, 1), depths=(1, 0), blocks=1, heads=2, groups=2, text_dim=6),
+    "mdt": MDT(**{**SMALL_VIT, "depth": 4}, decoder=2, num_classes=3, learn_variance=False),
+    "pixart": PixArt(**SMALL_VIT, text_dim=6),
+    "flux": Flux(**SMALL_VIT, single_depth=1, text_dim=6, pooled_dim=5, axes=(2, 2, 4)),
+}
+NUMERIC = ("edm2", "mlp")  # one of each form
+
+
+def example_of(model):
+    shape = (2, model.channels) if isinstance(model, MLP) else (2, 8, 8, model.channels)
+    cond = {name: jnp.ones(s.batch_shape(2), s.dtype) for name, s in model.signals().items() if s.required}
+    return jnp.ones(shape), jnp.ones(2), cond
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_network_takes_scalars_and_keeps_its_other_parameters(name):
+    """Their layers are added; those of the network without have the same names and shapes."""
+    plain, model = EVERY[name], EVERY[name].clone(scalars=("tau", "other"))
+    x, label, cond = example_of(plain)
+    assert set(model.signals()) - set(plain.signals()) == {"tau", "other"}
+    assert all(model.signals()[key].group == METHOD for key in ("tau", "other"))
+
+    def shapes(model, **more):
+        made = jax.eval_shape(lambda: model.init(jax.random.key(0), x, label, {**cond, **more}))["params"]
+        return {path: leaf.shape for path, leaf in by_name(made).items()}
+
+    before, after = shapes(plain), shapes(model, tau=jnp.zeros(2), other=3.0)
+    assert before == {path: shape for path, shape in after.items() if path in before}
+    added = set(after) - set(before)
+    assert added and all(path.startswith(("scalar_tau", "scalar_other")) for path in added)
+    assert all(transfer.INPUTS.search(path) for path in added)  # a run may start from weights without them
+    with pytest.raises(ValueError, match=r"cond\['other'\]"):
+        shapes(model, tau=0.0)
+    with pytest.raises(ValueError, match="'tau'"):
+        shapes(plain, tau=0.0)
+
+
+@pytest.mark.parametrize("name", NUMERIC)
+def test_scalars_start_as_nothing(name):
+    plain, model = EVERY[name], EVERY[name].clone(scalars=("tau",))
+    x, label, cond = example_of(plain)
+    params = jax.jit(model.init)(jax.random.key(0), x, label, {**cond, "tau": jnp.zeros(2)})["params"]
+    rng = np.random.default_rng(0)
+    params = {
+        key: value if key.startswith("scalar_") else jax.tree.map(lambda a: a + 0.1 * rng.normal(size=a.shape), value)
+        for key, value in params.items()
+    }
+    params = jax.tree.map(jnp.float32, params)
+    own = {key: value for key, value in params.items() if not key.startswith("scalar_")}
+    apply = jax.jit(lambda params, tau: models.bind(model, params)(x, label, {**cond, "tau": tau}))
+    wanted = jax.jit(lambda: models.bind(plain, own)(x, label, cond))()
+    for tau in (0.0, 700.0):
+        np.testing.assert_allclose(apply(params, jnp.float32(tau)), wanted, atol=1e-6 * jnp.abs(wanted).max())
+    last = "scalar_tau_gain" if name == "edm2" else "scalar_tau"
+    params[last] = jax.tree.map(lambda a: a + 0.3, params[last])
+    both = apply(params, jnp.array([0.0, 700.0]))
+    assert jnp.abs(both[0] - both[1]).max() > 1e-4  # the examples are the same but for tau
+    if name == "edm2":
+        forced = model.force(params)
+        np.testing.assert_array_equal(forced["scalar_tau_gain"], params["scalar_tau_gain"])
+
+
+def test_names_of_scalars_that_cannot_be():
+    for name in ("label", "a b"):
+        with pytest.raises(ValueError, match="no other condition"):
+            SMALL["mlp"].clone(scalars=(name,)).signals()
+
+
+def test_public_weights_have_no_scalars():
+    with pytest.raises(ValueError, match=r"no embedding of scalars=\('tau',\)"):
+        weights.save(SMALL["dit"].clone(scalars=("tau",)), {}, "dit")

@@ -35,8 +35,8 @@ def build_method(module, model, optimizer, score=None, *, null=None, teacher=Non
     if decay is not None:
         options["average"] = decay
     if analytic is not None:
-        teacher = Teacher(lambda params: analytic, Frozen(dict, dict))
-    elif teacher is None and module.__name__.endswith(("sfd", "emd")):
+        teacher = Teacher(lambda params: analytic, Frozen(dict, dict), own=False)
+    elif teacher is None and getattr(chosen, "distil", not module.__name__.endswith("diffusion")):
         network = teacher_model(model, getattr(chosen, "teacher_step", 0))
         teacher = Teacher(lambda params: convention(bind(network, params)), Frozen(dict, dict), own=True)
     updates = dataclasses.replace(optimizers(optimizer, score), factor=factor)

@@ -267,7 +267,10 @@ def test_no_gradient_passes_and_bad_images_leave_the_noise_alone():
     gradient = jax.grad(lambda x, e: jnp.square(assign(x, e)).sum(), argnums=(0, 1))(x0, eps)
     np.testing.assert_array_equal(gradient[0], 0)
     np.testing.assert_allclose(gradient[1], 2 * eps)
-    np.testing.assert_array_equal(assign(x0.at[0, 0].set(jnp.nan), eps), eps)
+    bad = x0.at[0, 0].set(jnp.nan)
+    np.testing.assert_array_equal(jax.jit(assign)(bad, eps), eps)
+    with pytest.raises(ValueError, match="x0, the images, has NaN or infinite values"):
+        assign(bad, eps)
     np.testing.assert_array_equal(jax.jit(jax.vmap(assign))(x0[None], eps[None])[0], assign(x0, eps))
 
 

@@ -14,6 +14,7 @@ from training_runs import IMAGES, POINTS, config_of, images_of, points_of, saved
 from jaxdiff import solvers
 from jaxdiff.training import prepare, trainer
 from jaxdiff.training.checkpoint import CheckpointError, Checkpoints
+from jaxdiff.training.components import grid_of
 from jaxdiff.training.export import read_config, write_config
 from jaxdiff.training.sharding import make_mesh, sizes_of
 
@@ -44,7 +45,7 @@ def finished(tmp_path_factory):
         ({"optim.decay": "cosin"}, "unknown learning-rate decay 'cosin' (did you mean 'cosine'?)"),
         ({"optim.decay": "cosine"}, "decay='cosine' needs decay_images > 0, got 0"),
         ({"noise.sigma_sampler": "log_normal"}, "unknown noise levels 'log_normal' (did you mean 'lognormal'?)"),
-        ({"noise.shift": -1.0}, "a resolution ratio must be positive, got -1.0"),
+        ({"noise.shift": -1.0}, "noise.shift must be in (0, inf), got -1.0 (sigma -> shift"),
         ({"noise.assignment": "hungarain"}, "unknown noise assignment 'hungarain' (did you mean 'hungarian'?)"),
         (
             {"noise.assignment": "knn", "noise.assignment_options": {"n": 3}},
@@ -76,7 +77,7 @@ def finished(tmp_path_factory):
         ),
         (
             {"method.name": "consistency", "sample.solver": "renoise", "consistency.sigma_max": 10.0},
-            "from consistency.sigma_min=0.002 to sigma_max=10.0",
+            "trained from sigma_min=0.002 to sigma_max=10.0",
         ),
         ({"train.init_kind": "eddm"}, "unknown train.init_kind 'eddm' (did you mean 'edm'?)"),
         ({"diffusion.weight": "minsnr"}, "unknown loss weight 'minsnr' (did you mean 'min_snr'?)"),
@@ -91,7 +92,7 @@ def finished(tmp_path_factory):
         ({"sample.solver": "huen"}, "unknown solver 'huen' (did you mean 'heun'?)"),
         ({"sample.grid": "cubic"}, "cubic"),
         ({"train.on_nonfinite": "stp"}, "unknown train.on_nonfinite 'stp' (did you mean 'stop'?); choose one of stop"),
-        ({"diffusion.cond_dropout": 1.0}, "probability in [0, 1), got 1.0"),
+        ({"diffusion.cond_dropout": 1.0}, "diffusion.cond_dropout must be in [0, 1), got 1.0 (probability of dropping"),
         ({"data.source": "digts"}, "unknown data source 'digts' (did you mean 'digits'?)"),
         (
             {"data.batch_size": 9, "optim.accum_steps": 2},
@@ -112,7 +113,7 @@ def test_a_config_that_is_wrong_leaves_no_folder(tmp_path, changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method.name": "sdf"}, "unknown method 'sdf' (did you mean 'sfd'?)"),
+        ({"method.name": "sfdd"}, "unknown method 'sfdd' (did you mean 'sfd'?)"),
         (
             {"teacher.kind": "run"},
             "needs a teacher: --config.teacher.path=WORKDIR",
@@ -120,7 +121,7 @@ def test_a_config_that_is_wrong_leaves_no_folder(tmp_path, changes, message):
         ({"teacher.kind": "edm"}, "needs a teacher: --config.teacher.path="),
         (
             {"teacher.kind": "runs"},
-            "unknown teacher kind 'runs' (did you mean 'run'?); choose one of run, analytic, fresh, edm, edm2, dit",
+            "unknown teacher kind 'runs' (did you mean 'run'?); choose one of run, python, analytic, fresh, edm, edm2, dit",
         ),
         ({"teacher.kind": "inception"}, "unknown teacher kind 'inception'"),
         ({"sfd.loss": "l1+lpisp"}, "'lpisp' (did you mean 'lpips'?)"),
@@ -132,9 +133,9 @@ def test_a_config_that_is_wrong_leaves_no_folder(tmp_path, changes, message):
         ),
         (
             {"sfd.nfe": (0,), "sample.timestamps": 2},
-            "each at least 1, got (0,)",
+            "sfd.nfe must be in [1, 10000], got 0 in (0,)",
         ),
-        ({"sfd.substeps": 0}, "substeps (K), the teacher's steps per student step, must be at least 1, got 0"),
+        ({"sfd.substeps": 0}, "sfd.substeps must be in [1, 1000], got 0 (K: the teacher's steps per student step)"),
         ({"sfd.solver": "dpmp3m"}, "unknown solver 'dpmp3m' (did you mean 'dpmpp3m'?)"),
         ({"sfd.solver": "ancestral"}, "the teacher's solver must be deterministic"),
         (
@@ -152,7 +153,7 @@ def test_a_config_that_is_wrong_leaves_no_folder(tmp_path, changes, message):
         ),
         ({"model.fields.step_embed": "zeros"}, "'', 'zero', 'reference', got 'zeros'"),
         (
-            {"teacher.kind": "fresh", "sfd.teacher_step": 4, "model.fields.step_embed": ""},
+            {"teacher.kind": "fresh", "sfd.teacher_step": 4, "sfd.nfe": (2,), "model.fields.step_embed": ""},
             "the model has no step_embed",
         ),
     ],
@@ -190,7 +191,11 @@ def test_a_distillation_of_images_that_is_wrong_leaves_no_folder(tmp_path, chang
 @pytest.mark.parametrize("kind", [kind for kind in solvers.GRIDS if kind != "discrete"])
 def test_every_grid_of_the_config_nests(kind):
     """A student can walk any of them: the teacher's finer grid has all its points."""
-    prepare(config_of(points_of("sfd"), {"sample.grid": kind, "sfd.nfe": (1, 2, 7), "sfd.substeps": 5}), ONE)
+    config = config_of(points_of("sfd"), {"sample.grid": kind, "sfd.nfe": (1, 2, 7), "sfd.substeps": 5})
+    run, _ = prepare(config, ONE)
+    grid = grid_of(config, run.convention)
+    for steps in (1, 2, 7):
+        np.testing.assert_allclose(grid(5 * steps + 1)[::5], grid(steps + 1), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +292,11 @@ def test_a_full_disk(finished, tmp_path, monkeypatch):
     assert (workdir / "export.safetensors").read_bytes() == before
 
 
+def listed(workdir):
+    """The files of a run but its logs."""
+    return sorted(p for p in workdir.rglob("*") if p.parent.name != "tensorboard" and p.name != "orbax.log")
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # reads that Orbax abandons
 @pytest.mark.parametrize(
     ("kind", "damage"),
@@ -302,13 +312,13 @@ def test_a_damaged_checkpoint(finished, tmp_path, kind, damage):
     file = max((newest / "d").iterdir(), key=lambda p: p.stat().st_size) if kind == "arrays" else newest / kind
     whole = file.read_bytes()
     file.unlink() if damage == "removed" else file.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"")
-    files = sorted(p for p in workdir.rglob("*") if p.parent.name != "tensorboard")
+    files = listed(workdir)
     config = config_of(POINTS, {"train.steps": 9})
     with pytest.raises(CheckpointError) as caught:
         trainer.train(config, workdir, quiet=True, devices=ONE)
     assert f"the checkpoint {workdir}/checkpoints/6 cannot be read" in str(caught.value)
     assert "Move that folder away to resume from step 3" in str(caught.value)
-    assert sorted(p for p in workdir.rglob("*") if p.parent.name != "tensorboard") == files
+    assert listed(workdir) == files
     shutil.move(workdir / "checkpoints" / "6", tmp_path / "away")
     assert int(saved_state(workdir, 3).step) == 3
     checkpoints = Checkpoints(workdir / "checkpoints")

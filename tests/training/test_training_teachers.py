@@ -135,7 +135,7 @@ def test_an_exported_file_alone_is_a_run(teacher, tmp_path):
         ("teacher", {"denoiser.sigma_data": 1.0}, ValueError, r"EDM\(sigma_data=0.5\).*EDM\(sigma_data=1.0\)"),
         ("teacher", {"sfd.teacher_step": 7, "sfd.nfe": (1,), "sfd.substeps": 3, "sample.timestamps": 3}, ValueError, r"teacher \S+ has no step conditioning; set it to 0"),
         ("student", {}, ValueError, r"step conditioning: set model.fields.step_embed='zero' and sfd.teacher_step"),
-        ("student", {"model.fields.step_embed": ""}, ValueError, r"step conditioning: set model.fields.step_embed='zero'"),
+        ("student", {"model.fields.step_embed": "", "sfd.nfe": (1,), "sample.timestamps": 3}, ValueError, r"step conditioning: set model.fields.step_embed='zero'"),
     ],
 )  # fmt: skip
 def test_a_teacher_that_does_not_fit_leaves_no_folder(teacher, student, tmp_path, source, changes, error, message):

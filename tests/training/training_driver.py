@@ -6,7 +6,8 @@
 
 Moments at which it signals itself: `step` (the batch of that step has arrived), `save_begun` (the folder of that step's
 checkpoint was made) and `save_written` (all is written, the folder is about to get its final name). At `compile` and
-`evaluate` it says so and dawdles, for the parent to act; with `slow` every step waits a little, and `pause` from step 15 on. `full_disk`: the files of that step's checkpoint do not fit.
+`evaluate` it says so and dawdles, for the parent to act; with `slow` every step waits a little, and `pause` from step 15 on. `full_disk`: the files of that step's checkpoint do not fit. `stuck`: the process of that number waits
+for the batch of that step for ever.
 """
 
 import hashlib
@@ -58,6 +59,8 @@ class Recorded:
             file.write(json.dumps({"step": self.step, "sha256": digest}) + "\n")
         if MOMENT == "step" and self.step == ORDER["step"]:
             os.kill(os.getpid(), signal.Signals[ORDER["signal"]])
+        if MOMENT == "stuck" and self.step == ORDER["step"] and ORDER["process"] == ORDER["stuck"]:
+            time.sleep(600)
         if MOMENT == "slow":
             time.sleep(0.05 if self.step < 15 else ORDER.get("pause", 0.05))
         self.step += 1
@@ -105,8 +108,9 @@ if MOMENT == "compile":
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit fails, as on a full disk, instead of killing
 sys.addaudithook(watch)
 base = (images_of if ORDER.get("images") else points_of)(ORDER.get("method", "diffusion"))
-with distributed.exit_on_lost_peer():
-    result = trainer.train(config_of(base, ORDER.get("changes")), WORKDIR)
+with distributed.ending_together():
+    config = config_of(base, ORDER.get("changes"))
+    result = trainer.train(config, WORKDIR, stall_timeout=ORDER.get("stall_timeout", 0.0))
 say(f"RETURNED step {result.step}, stopped {result.stopped}")
 say(f"FOREIGN {sorted({'torch', 'tensorflow', 'keras'} & set(sys.modules))}")
 sys.exit(distributed.RETRY if result.stopped else 0)

@@ -71,6 +71,16 @@ EMD = {
     "sample.timestamps": 1,
     "sample.sigma_max": 2.0,
 }
+ONE_STEP = {"sample.solver": "euler", "sample.timestamps": 1, "sample.sigma_max": 2.0}
+TWO_STEPS = {"sample.solver": "renoise", "sample.timestamps": 2, "sample.sigma_min": 0.5, "sample.sigma_max": 2.0}
+SCORE = {  # the rules beside EMD's; f_distill has a head, running means and two steps
+    "diff_instruct": {**ONE_STEP, "diff_instruct.weight": "dmd"},
+    # the gradient of an embedding that few examples read is near rounding, of which Adam makes a whole step
+    "sid": {**ONE_STEP, "sid.alpha": 1.0, "optim.options": {"eps": 1e-4}},
+    "dmd2": {**ONE_STEP, "dmd2.gan": 0.1, "dmd2.score_updates": 2, "dmd2.head_width": 16},
+    "f_distill": {**TWO_STEPS, "f_distill.gan": 0.1, "f_distill.head_width": 16},
+    "uni_instruct": {**ONE_STEP, "uni_instruct.gan": 0.1, "uni_instruct.alpha": 1.0, "uni_instruct.head_width": 16},
+}
 CONSISTENCY = {
     "method.name": "consistency",
     "consistency.last": 20,
@@ -78,6 +88,13 @@ CONSISTENCY = {
     "sample.timestamps": 2,
     "sample.sigma_min": 0.8,
 }
+JUMPS = {"model.fields.scalars": ("tau",), "sample.solver": "euler", "sample.final_denoise": False}
+MEANFLOW = {"method.name": "meanflow", **JUMPS}
+SHORTCUT = {"method.name": "shortcut", **JUMPS}
+TRAJECTORY = {"method.name": "trajectory", **JUMPS}
+SCM = {"method.name": "scm", "scm.warmup": 3, "sample.solver": "renoise", "sample.sigma_min": 0.8}
+FACM = {"method.name": "facm", **JUMPS, "sample.solver": "renoise", "sample.final_denoise": True}
+FACM |= {"sample.sigma_min": 0.8}
 # Every training algorithm: how it changes the runs on points and those on images. The tests that every method must
 # pass (stopped and resumed, spread over devices) go through all of them.
 METHODS = {
@@ -87,12 +104,34 @@ METHODS = {
     },
     "diffusion": {"points": {}, "images": {}},
     "emd": {"points": {**EMD, "teacher.kind": "analytic"}, "images": {**EMD, "teacher.kind": "fresh"}},
+    "facm": {"points": FACM, "images": {**FACM, "facm.distil": True, "teacher.kind": "fresh"}},
+    "meanflow": {
+        "points": {**MEANFLOW, "meanflow.guidance": 2.0, "meanflow.cond_dropout": 0.1},
+        "images": {**MEANFLOW, "meanflow.distil": True, "teacher.kind": "fresh"},
+    },
+    "scm": {"points": {**SCM, "scm.distil": True, "teacher.kind": "analytic"}, "images": SCM},
+    "shortcut": {"points": {**SHORTCUT, "shortcut.target_decay": 0.9}, "images": SHORTCUT},
+    "trajectory": {
+        "points": {**TRAJECTORY, "teacher.kind": "analytic"},
+        "images": {**TRAJECTORY, "teacher.kind": "fresh"},
+    },
     "sfd": {"points": {**SFD, "teacher.kind": "analytic"}, "images": {**SFD, "teacher.kind": "fresh"}},
+    **{
+        name: {
+            kind: {**changes, "method.name": name, "teacher.kind": teacher}
+            for kind, teacher in (("points", "analytic"), ("images", "fresh"))
+        }
+        for name, changes in SCORE.items()
+    },
 }
 
 
-def methods(*slow: str) -> Any:
-    """A parameter `method` over all of them, some only with -m slow."""
+FLOW_MAPS = ("facm", "meanflow", "scm", "shortcut", "trajectory")  # methods of one frame
+
+
+def methods(*slow: str, score: str = "", flow_map: str = "") -> Any:
+    """A parameter `method` over all of them, some only with -m slow: of SCORE and FLOW_MAPS, all but the one given."""
+    slow = (*slow, *(name for name in (*SCORE, *FLOW_MAPS) if name not in (score, flow_map)))
     marks = {name: [pytest.mark.slow] * (name in slow) for name in METHODS}
     return pytest.mark.parametrize("method", [pytest.param(name, marks=marks[name]) for name in METHODS])
 

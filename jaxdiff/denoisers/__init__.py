@@ -18,51 +18,38 @@ Sources: Karras et al. 2022 (edm), Ho et al. 2020, Salimans & Ho 2022 (eps, v), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 from numpy.typing import ArrayLike
 
 from jaxdiff.conditions import Cond
-from jaxdiff.errors import check_sigma, choose, concrete, pick
+from jaxdiff.denoisers.base import Denoiser, Network, Sigma, at_least_float32, check_cond, per_example
+from jaxdiff.denoisers.guidance import guided
+from jaxdiff.errors import check_positive, check_sigma, choose, concrete, pick
 from jaxdiff.schedules import sigma_table
 
-Sigma = Float[Array, ""] | Float[Array, " b"] | float
-Network = Callable[[Array, Array, Cond], Array]
-
-
-@runtime_checkable
-class Denoiser(Protocol):
-    """The contract every wrapper below returns and every solver, transform and method takes."""
-
-    def __call__(self, x: Float[Array, "b ..."], sigma: Sigma, cond: Cond = None) -> Float[Array, "b ..."]: ...
-
-
-def check_cond(cond: Cond) -> None:
-    """A condition is None or a dict; the network checks its keys."""
-    if cond is not None and not isinstance(cond, Mapping):
-        raise TypeError(f"cond must be None or a dict such as {{'label': labels}}, got {type(cond).__name__}")
-
-
-def at_least_float32(x: ArrayLike) -> Array:
-    """x as a floating array of 32 bits or more; half precision is for networks only."""
-    x = jnp.asarray(x)
-    wide = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= 4
-    return x if wide else x.astype(jnp.float32)
-
-
-def per_example(value: ArrayLike, x: Array) -> Array:
-    """A scalar, or one value per example, shaped to multiply x [b ...]; in x's dtype."""
-    value = jnp.asarray(value, x.dtype)
-    if value.ndim == 0:
-        return value
-    if value.shape != x.shape[:1]:
-        raise ValueError(f"expected a scalar or one value per example, shape {x.shape[:1]}, got shape {value.shape}")
-    return value.reshape(value.shape + (1,) * (x.ndim - 1))
+__all__ = [
+    "PREDICTIONS",
+    "Denoiser",
+    "at_least_float32",
+    "check_cond",
+    "ddpm",
+    "edm",
+    "flow",
+    "gaussian",
+    "gaussian_mixture",
+    "guided",
+    "noise_prediction",
+    "one_step",
+    "per_example",
+    "score",
+    "thresholded",
+    "velocity",
+]
 
 
 def _label(value: Array, x: Array) -> Array:
@@ -86,7 +73,21 @@ def _denoiser(formula: Callable[[Array, Array, Cond], Array]) -> Denoiser:
 
 
 def edm(network: Network, sigma_data: float = 0.5) -> Denoiser:
-    """A network preconditioned as in EDM: it sees unit variance and predicts a unit-variance mix of x0 and eps."""
+    """A network preconditioned as in EDM: it sees unit variance and predicts a unit-variance mix of x0 and eps.
+
+    Args:
+        network: `network(x, noise_label, cond) -> array`, such as `models.bind(model, params)`.
+        sigma_data: standard deviation of the data it was trained on.
+
+    Returns:
+        A denoiser.
+
+    Example:
+        >>> denoise = edm(lambda x, noise_label, cond: 0 * x)  # a network that has learnt nothing
+        >>> denoise(jnp.ones((1, 2)), 0.5).round(4)  # half of x, since noise and data are equally strong
+        Array([[0.5, 0.5]], dtype=float32)
+    """
+    check_positive("sigma_data, the standard deviation of the data,", sigma_data)
 
     def formula(x: Array, sigma: Array, cond: Cond) -> Array:
         total = jnp.sqrt(sigma**2 + sigma_data**2)
@@ -102,6 +103,20 @@ def ddpm(network: Network, alpha_bar: ArrayLike, prediction: str = "eps") -> Den
     A sigma between two timesteps is given to the network as a fractional timestep, linear in log sigma;
     one outside the table is clamped to it. Predicted variances (a network with twice the channels)
     are dropped.
+
+    Args:
+        network: `network(x, timestep, cond) -> array`.
+        alpha_bar: the table it was trained with, `schedules.linear_alpha_bar()` for example.
+        prediction: what it predicts, "eps", "v" or "x0".
+
+    Returns:
+        A denoiser.
+
+    Example:
+        >>> from jaxdiff import schedules
+        >>> denoise = ddpm(lambda x, timestep, cond: 0 * x, schedules.linear_alpha_bar(), "eps")
+        >>> denoise(jnp.ones((1, 2)), 0.5)  # no noise is predicted, so nothing is removed
+        Array([[1., 1.]], dtype=float32)
     """
     formula = pick(PREDICTIONS, prediction, "prediction")
     log_sigmas = np.log(sigma_table(alpha_bar))
@@ -127,13 +142,34 @@ PREDICTIONS: dict[str, Callable[[Array, Array, Array], Array]] = {
 }
 
 
-def flow(network: Network, time_scale: float = 1000.0) -> Denoiser:
-    """A rectified-flow network predicting eps - x0, with noise label `time_scale * t`, t = sigma / (1 + sigma)."""
+def flow(network: Network, time_scale: float = 1000.0, to_data: bool = False) -> Denoiser:
+    """A rectified-flow network predicting eps - x0, with noise label `time_scale * t`, t = sigma / (1 + sigma).
+
+    With `to_data` (SiT) its time runs from noise to data: label `time_scale * (1 - t)`, prediction x0 - eps. Of twice
+    the channels, the second half is ignored.
+
+    Args:
+        network: `network(x_t, time, cond) -> array`.
+        time_scale: 1000 for SD3 and FLUX, 1 for SiT.
+        to_data: the direction of its time.
+
+    Returns:
+        A denoiser.
+
+    Example:
+        >>> denoise = flow(lambda x, time, cond: 0 * x)
+        >>> denoise(jnp.ones((1, 2)), 1.0)  # x_t = x / 2 at t = 1/2
+        Array([[0.5, 0.5]], dtype=float32)
+    """
+    check_positive("time_scale, the noise label of pure noise,", time_scale)
+    sign = -1 if to_data else 1
 
     def formula(x: Array, sigma: Array, cond: Cond) -> Array:
         t = sigma / (1 + sigma)
         x_t = x / (1 + sigma)  # (1 - t) x; 1 - t has no digits left at large sigma
-        return x_t - t * network(x_t, _label(time_scale * t, x), cond).astype(x.dtype)
+        time = 1 / (1 + sigma) if to_data else t
+        out = network(x_t, _label(time_scale * time, x), cond)[..., : x.shape[-1]].astype(x.dtype)
+        return x_t - sign * t * out
 
     return _denoiser(formula)
 
@@ -142,7 +178,12 @@ def flow(network: Network, time_scale: float = 1000.0) -> Denoiser:
 
 
 def gaussian(mean: ArrayLike, std: ArrayLike) -> Denoiser:
-    """The exact denoiser of N(mean, std^2): D = (std^2 x + sigma^2 mean) / (std^2 + sigma^2), elementwise."""
+    """The exact denoiser of N(mean, std^2): D = (std^2 x + sigma^2 mean) / (std^2 + sigma^2), elementwise.
+
+    Example:
+        >>> gaussian(0.0, 1.0)(jnp.ones((1, 2)), 1.0)
+        Array([[0.5, 0.5]], dtype=float32)
+    """
 
     def formula(x: Array, sigma: Array, cond: Cond) -> Array:
         m, s = jnp.asarray(mean, x.dtype), jnp.asarray(std, x.dtype)
@@ -154,9 +195,26 @@ def gaussian(mean: ArrayLike, std: ArrayLike) -> Denoiser:
 def gaussian_mixture(means: ArrayLike, stds: ArrayLike, weights: ArrayLike | None = None) -> Denoiser:
     """The exact denoiser of sum_k weights_k N(means_k, stds_k^2): the posterior mean over components.
 
-    `means` is [k ...], `stds` a scalar, [k], or anything that broadcasts against means (diagonal covariances);
-    `weights` are normalised, equal when None. With cond {"label": i} it is the denoiser of component i alone
-    (label k = the whole mixture), so a mixture can be guided like any class-conditional model.
+    With cond {"label": i} it is the denoiser of component i alone (label k = the whole mixture), so a mixture can be
+    guided like any class-conditional model.
+
+    Args:
+        means: [k ...].
+        stds: a scalar, [k], or anything that broadcasts against means (diagonal covariances).
+        weights: [k], normalised; equal when None.
+
+    Returns:
+        A denoiser.
+
+    Raises:
+        ValueError: a std or a weight is not positive, or their number is not k.
+
+    Example:
+        >>> denoise = gaussian_mixture(jnp.array([[-1.0], [1.0]]), 0.1)
+        >>> denoise(jnp.array([[0.0]]), 1.0)  # as likely from either mode
+        Array([[0.]], dtype=float32)
+        >>> denoise(jnp.array([[0.0]]), 0.1, {"label": jnp.array([1])})
+        Array([[0.5]], dtype=float32)
     """
     means, stds = np.asarray(means), np.asarray(stds)
     k, event = means.shape[0], means.shape[1:]
@@ -164,10 +222,8 @@ def gaussian_mixture(means: ArrayLike, stds: ArrayLike, weights: ArrayLike | Non
         stds = stds.reshape(stds.shape + (1,) * len(event))
     stds = np.broadcast_to(stds, means.shape)
     weights = np.ones(k) if weights is None else np.asarray(weights)
-    if weights.shape != (k,) or (weights <= 0).any() or (stds <= 0).any():
-        raise ValueError(
-            f"a mixture of {k} components needs {k} positive weights and positive stds, got weights {weights.shape}"
-        )
+    if weights.shape != (k,) or not ((weights > 0).all() and (stds > 0).all()):
+        raise ValueError(f"a mixture of {k} components needs {k} positive weights and stds, got shape {weights.shape}")
     axes = tuple(range(-len(event), 0))
 
     def formula(x: Array, sigma: Array, cond: Cond) -> Array:
@@ -201,94 +257,13 @@ def _check_label(label: ArrayLike, k: int) -> None:
 # ---------------------------------------------------------------------------------------------- transforms
 
 
-def guided(
-    denoise: Denoiser,
-    scale: ArrayLike,
-    null: Cond = None,
-    *,
-    control_scale: ArrayLike = 1.0,
-    control_null: Cond = None,
-    interval: tuple[float, float] | None = None,
-    weak: Denoiser | None = None,
-) -> Denoiser:
-    """D_null + scale (D_cond - D_null): classifier-free guidance (Ho & Salimans 2021), one batched call.
-
-    `null` holds the null value of each condition, for one example or a batch, such as {"label": 1000}; keys it does not
-    list keep their value. `control_null` holds those of control metadata, such as {"crop": -1.0}, which the
-    unconditional evaluation gets too; control_scale other than 1 weights control separately from the semantic
-    conditions (after Berrada et al. 2024): D_null + scale (control_scale (D_cond - D_free) +
-    D_free - D_null), D_free with `control_null` alone; one batched call of three. Without `null` the second evaluation
-    is a separate call, `denoise(x, sigma, None)`. Without cond there is nothing to guide: D(x, sigma, None).
-    `interval` = (low, high) guides only low < sigma <= high (Kynkaanniemi et al. 2024) and saves the null evaluation
-    elsewhere when sigma is a scalar.
-    `weak` is a second, weaker denoiser to guide away from under the same cond (autoguidance, Karras et al. 2024).
-    """
-    if null is not None and weak is not None:
-        raise ValueError("guided() takes null (classifier-free) or weak (autoguidance), not both")
-    check_cond(null)
-    check_cond(control_null)
-    if interval is not None and not 0 <= interval[0] < interval[1]:
-        raise ValueError(f"interval must be (low, high) with 0 <= low < high, got {interval}")
-    apart = not (isinstance(control_scale, (int, float)) and control_scale == 1)
-    if apart and not control_null:
-        raise ValueError(
-            f"control_scale={control_scale!r} needs the null values of the control signals, for example "
-            "control_null={'crop': conditioning.UNKNOWN}"
-        )
-    nulls = [{}, {**(null or {}), **(control_null or {})}]
-    if apart:
-        nulls.insert(1, dict(control_null or {}))
-
-    def batched(x: Array, sigma: Sigma, cond: Mapping[str, ArrayLike]) -> tuple[Array, Array]:
-        """(D_cond, D_null), with control_scale applied to the first."""
-        sigmas = sigma if jnp.ndim(sigma) == 0 else jnp.concatenate([sigma] * len(nulls))
-        stacked = _stack_nulls(cond, nulls, x.shape[0])
-        full, *free, base = jnp.split(denoise(jnp.concatenate([x] * len(nulls)), sigmas, stacked), len(nulls))
-        if apart:
-            full = free[0] + per_example(control_scale, x) * (full - free[0])
-        return full, base
-
-    def blend(x: Array, sigma: Sigma, cond: Cond) -> Array:
-        if weak is not None:
-            full, base = denoise(x, sigma, cond), weak(x, sigma, cond)
-        elif cond is None:
-            return denoise(x, sigma, None)
-        elif null is None and not control_null:
-            full, base = denoise(x, sigma, cond), denoise(x, sigma, None)
-        else:
-            full, base = batched(x, sigma, cond)
-        return base + per_example(scale, x) * (full - base)
-
-    def transformed(x: Array, sigma: Sigma, cond: Cond = None) -> Array:
-        if interval is None:
-            return blend(x, sigma, cond)
-        low, high = interval
-        inside = (jnp.asarray(sigma) > low) & (jnp.asarray(sigma) <= high)
-        if inside.ndim == 0:
-            return jax.lax.cond(inside, lambda: blend(x, sigma, cond), lambda: denoise(x, sigma, cond))
-        return jnp.where(inside.reshape(-1, *(1 for _ in x.shape[1:])), blend(x, sigma, cond), denoise(x, sigma, cond))
-
-    return transformed
-
-
-def _stack_nulls(cond: Mapping[str, ArrayLike], nulls: list[dict[str, ArrayLike]], batch: int) -> dict[str, Array]:
-    """cond with the values of each of `nulls` in place of its own, one after the other along the batch axis."""
-    stray = set(nulls[-1]) - set(cond)
-    if stray:
-        raise ValueError(
-            f"null names {sorted(stray)} but cond has only {sorted(cond)}; give cond those keys or drop them from null"
-        )
-
-    def stack(value: ArrayLike, *others: ArrayLike) -> Array:
-        value = jnp.asarray(value)
-        value = jnp.broadcast_to(value, (batch, *value.shape[1:]))
-        return jnp.concatenate([jnp.broadcast_to(jnp.asarray(other, value.dtype), value.shape) for other in others])
-
-    return {key: stack(value, *(null.get(key, value) for null in nulls)) for key, value in cond.items()}
-
-
 def score(denoise: Denoiser) -> Denoiser:
-    """The score of the noisy density, (D - x) / sigma^2 (Tweedie)."""
+    """The score of the noisy density, (D - x) / sigma^2 (Tweedie).
+
+    Example:
+        >>> score(gaussian(0.0, 1.0))(jnp.ones((1, 1)), 1.0)  # -x / (1 + sigma^2)
+        Array([[-0.5]], dtype=float32)
+    """
 
     def transformed(x: Array, sigma: Sigma, cond: Cond = None) -> Array:
         x = at_least_float32(x)
@@ -298,7 +273,12 @@ def score(denoise: Denoiser) -> Denoiser:
 
 
 def noise_prediction(denoise: Denoiser) -> Denoiser:
-    """The predicted eps, (x - D) / sigma, which is also the slope dx/dsigma of the probability-flow ODE."""
+    """The predicted eps, (x - D) / sigma, which is also the slope dx/dsigma of the probability-flow ODE.
+
+    Example:
+        >>> noise_prediction(gaussian(0.0, 1.0))(jnp.ones((1, 1)), 1.0)
+        Array([[0.5]], dtype=float32)
+    """
 
     def transformed(x: Array, sigma: Sigma, cond: Cond = None) -> Array:
         x = at_least_float32(x)
@@ -308,7 +288,12 @@ def noise_prediction(denoise: Denoiser) -> Denoiser:
 
 
 def velocity(denoise: Denoiser) -> Denoiser:
-    """The rectified-flow velocity eps - x0 = (x - D) / sigma - D; the inverse of `flow`."""
+    """The rectified-flow velocity eps - x0 = (x - D) / sigma - D; the inverse of `flow`.
+
+    Example:
+        >>> velocity(gaussian(0.0, 1.0))(jnp.ones((1, 1)), 1.0)
+        Array([[0.]], dtype=float32)
+    """
 
     def transformed(x: Array, sigma: Sigma, cond: Cond = None) -> Array:
         x = at_least_float32(x)
@@ -319,7 +304,12 @@ def velocity(denoise: Denoiser) -> Denoiser:
 
 
 def one_step(denoise: Denoiser, sigma_star: float, scale: float = 1.0) -> Callable[..., Array]:
-    """A generator `g(z, cond=None) = D(scale sigma_star z, sigma_star, cond)` of unit Gaussian z."""
+    """A generator `g(z, cond=None) = D(scale sigma_star z, sigma_star, cond)` of unit Gaussian z.
+
+    Example:
+        >>> one_step(gaussian(0.0, 1.0), sigma_star=1.0)(jnp.ones((1, 1)))
+        Array([[0.5]], dtype=float32)
+    """
     check_sigma(sigma_star)
     return lambda z, cond=None: denoise(scale * sigma_star * z, sigma_star, cond)
 
@@ -328,9 +318,13 @@ def thresholded(denoise: Denoiser, percentile: float = 99.5, floor: float = 1.0)
     """Dynamic thresholding (Saharia et al. 2022): clip x0 to its own percentile s >= floor, then divide by s / floor.
 
     For pixels in [-1, 1] only; latents have no such range.
+
+    Example:
+        >>> thresholded(gaussian(0.0, 3.0), percentile=100)(jnp.array([[4.0, -2.0]]), 0.001)
+        Array([[ 1. , -0.5]], dtype=float32)
     """
-    if not 0 < percentile <= 100:
-        raise ValueError(f"percentile must be in (0, 100], got {percentile}")
+    if not (0 < percentile <= 100 and 0 < floor < np.inf):
+        raise ValueError(f"percentile must be in (0, 100] and floor positive, got {percentile} and {floor}")
 
     def transformed(x: Array, sigma: Sigma, cond: Cond = None) -> Array:
         x0 = denoise(x, sigma, cond)

@@ -38,6 +38,24 @@ CHIPS = {
     "h100": Chip(989e12, 80e9, 3350e9, 450e9, "NVIDIA H100 SXM data sheet"),
 }
 TPUS = ("v4", "v5e", "v5p", "v6e")
+# how JAX names the kind of a TPU -> chip
+KINDS = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+}
+
+
+def peak_of(device_kind: str) -> float:
+    """The published peak FLOP/s of a device in bfloat16; 0 if it is not in the table."""
+    if device_kind in KINDS:
+        return CHIPS[KINDS[device_kind]].flops
+    sxm = re.match(r"NVIDIA (A100|H100)(-SXM\d?.*| 80GB HBM3.*)$", device_kind)  # PCIe forms are slower
+    return CHIPS[sxm[1].lower()].flops if sxm else 0.0
 
 
 class Topology(NamedTuple):

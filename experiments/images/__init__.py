@@ -1,0 +1,1 @@
+"""Real images of 32x32 pixels: clothes and photographs."""

@@ -76,15 +76,19 @@ class Watchdog:
         before = time.monotonic()
         while not self._done.wait(min(TICK, self.limit / 10)):
             now = time.monotonic()
-            self._idle += min(now - before, 2 * TICK)
+            self.look(now - before)
             before = now
-            while self._pending and self._pending[0].is_ready():
-                self._pending.popleft()
-                self._finished += 1
-                self._idle = 0.0
-            if self._allowed and self._idle > self._allowed:
-                self._expire(f"no progress for {self._allowed:.0f} s in {self._phase}, at {main_thread_at()}")
-                self._idle = 0.0
+
+    def look(self, elapsed: float) -> None:
+        """Counts finished steps, `elapsed` seconds after the last look; expires if there was no progress for too long."""
+        self._idle += min(elapsed, 2 * TICK)
+        while self._pending and self._pending[0].is_ready():
+            self._pending.popleft()
+            self._finished += 1
+            self._idle = 0.0
+        if self._allowed and self._idle > self._allowed:
+            self._expire(f"no progress for {self._allowed:.0f} s in {self._phase}, at {main_thread_at()}")
+            self._idle = 0.0
 
 
 def main_thread_at() -> str:

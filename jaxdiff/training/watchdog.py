@@ -15,9 +15,11 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 TICK = 0.5  # seconds between looks
+PACKAGE = str(Path(__file__).resolve().parents[1])
 LONGER = 4  # limit of the first step, of saving, evaluating and sampling, in limits of a step
 
 
@@ -95,6 +97,6 @@ def main_thread_at() -> str:
     """Where the main thread is: the innermost call of this package, and the innermost of all."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     calls = list(traceback.extract_stack(frame)) if frame is not None else []
-    own = [call for call in calls if "jaxdiff" in call.filename]
+    own = [call for call in calls if call.filename.startswith(PACKAGE)]
     shown = dict.fromkeys(f"{call.filename}:{call.lineno} ({call.name})" for call in [*own[-1:], *calls[-1:]])
     return ", in ".join(shown)

@@ -54,6 +54,7 @@ if DEVICES not in os.environ.get("XLA_FLAGS", ""):  # workers of xdist inherit t
     accepted = _accepted_flags(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]))
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), DEVICES, *accepted])
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # nobody reads them, and lowering takes 6 % less time
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 from jaxtyping import install_import_hook

@@ -1,7 +1,8 @@
 """Compiler options of the large programs, by platform.
 
-CPU  XLA hands convolutions, products and reductions to a library, YNNPACK, which is slower at weight gradients of
-     convolutions and at the reductions of group norms than XLA's own code: `experiments.benchmarks.training_step`.
+CPU  XLA hands convolutions, products and reductions to a library, YNNPACK, which is slower than XLA's own code at
+     weight gradients of convolutions and at the reductions of group norms (`experiments.benchmarks.training_step`),
+     and at the convolutions of feature networks (`experiments.evaluation.inception_parity`).
 TPU  `gather_first`: the compiler may split a product with a sharded kernel into one per shard, to overlap them with
      communication, and read the activations again for each. The first option stops that, the second avoids an internal
      error of libtpu 0.0.51 that the first leads to. Both are undocumented, so a config has to ask for them.

@@ -15,7 +15,7 @@ from flax import linen as nn
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdiff import outside, weights
+from jaxdiff import compilation, outside, weights
 from jaxdiff.errors import check_images, choose, pick
 from jaxdiff.evaluation import classifier
 from jaxdiff.evaluation.frechet import Moments, update
@@ -198,7 +198,8 @@ def outputs(
     mesh = None if sharding is None else sharding.mesh
     everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     apply = net.apply if everywhere is None else jax.device_put(net.apply, everywhere)
-    run = jax.jit(_run, out_shardings=everywhere)
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    run = jax.jit(_run, out_shardings=everywhere, compiler_options=compilation.options(platform))
     pieces = _pieces(batches, batch_size, _shards(sharding))
     for out in _delayed(run(apply, *_place(piece, sharding)) for piece in pieces):
         rows = {name: np.asarray(value) for name, value in out.items() if value is not None}

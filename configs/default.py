@@ -160,8 +160,9 @@ def _results(c: ConfigDict) -> None:
     c.eval = ConfigDict()
     c.eval.preset = ""  # protocol of a published number: edm, adm, pytorch_fid, clean_fid, fd_dinov2; sets net,
     #                     resize, sfid and neighbours (docs/evaluation.md)
-    c.eval.net = "digits"  # feature network: digits, inception, efficientnet_lite0, dinov2; "" = sliced Wasserstein
-    c.eval.weights = ""  # file with that network's weights; not needed for digits
+    c.eval.net = "digits"  # feature network: digits, compact, inception, efficientnet_lite0, dinov2; "" = none: sliced
+    #                      Wasserstein distance of pixels
+    c.eval.weights = ""  # file with that network's weights; not needed for digits and compact
     c.eval.resize = "bilinear"  # how images are resized for it: tensorflow (EDM, ADM), bilinear (pytorch-fid), clean
     c.eval.reference_stats = ""  # FILE.npz of feature moments (`jaxdiff stats`, or mu and sigma), instead of the data
     c.eval.sfid = False  # also the distance in spatial Inception features

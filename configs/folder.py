@@ -36,6 +36,6 @@ def get_config(arg: str = "") -> ConfigDict:
     c.train.steps = 200_000
     c.train.save_every, c.train.sample_every = 5000, 5000
     c.sample.count = 64
-    c.eval.net = ""
+    c.eval.net = "compact"
     c.lock()
     return c

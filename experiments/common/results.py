@@ -13,7 +13,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-PATHS = ("teacher", "out", "lpips", "workdir", "data")  # flags that name files of one machine
+PATHS = ("teacher", "out", "lpips", "workdir", "data", "work", "run")  # flags that name files of one machine
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:

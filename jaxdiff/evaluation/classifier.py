@@ -41,7 +41,12 @@ class DigitsClassifier(nn.Module):
 
 def load(path: str | os.PathLike | None = None) -> tuple[DigitsClassifier, Params, str]:
     """The classifier, its float32 parameters and the sha256 of the file they come from."""
-    data = Path(path or WEIGHTS).read_bytes()
+    return DigitsClassifier(), *stored(path or WEIGHTS)
+
+
+def stored(path: str | os.PathLike) -> tuple[Params, str]:
+    """Float32 parameters from an .npz file of arrays named by their dotted path, and its sha256."""
+    data = Path(path).read_bytes()
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         flat = {tuple(name.split(".")): arrays[name].astype(np.float32) for name in arrays.files}
-    return DigitsClassifier(), unflatten_dict(flat), hashlib.sha256(data).hexdigest()
+    return unflatten_dict(flat), hashlib.sha256(data).hexdigest()

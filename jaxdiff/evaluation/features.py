@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdiff import compilation, outside, weights
 from jaxdiff.errors import check_images, choose, pick
-from jaxdiff.evaluation import classifier
+from jaxdiff.evaluation import classifier, compact
 from jaxdiff.evaluation.frechet import Moments, update
 from jaxdiff.evaluation.report import digest
 from jaxdiff.models import dinov2, efficientnet, inception
@@ -55,10 +55,10 @@ class Extracted(NamedTuple):
 def feature_net(
     name: str, path: FilePath | None = None, *, resize: str = "bilinear", side: int | None = None
 ) -> FeatureNet:
-    """A feature network by name: `inception` and `efficientnet_lite0` with their weights at `path`, or `digits`;
-    FILE.py:NAME is a function of your own.
+    """A feature network by name: `inception`, `efficientnet_lite0` and `dinov2` with their weights at `path`; `compact`
+    and `digits`, which come with the package; FILE.py:NAME is a function of your own.
 
-    `resize` and `side` say how images are resized for the network; changing them changes the metrics.
+    `resize` and `side` say how images are resized for networks from files; changing them changes the metrics.
     The result's `apply` is a pytree that carries the weights, so it can be an argument of a jitted function.
     """
     if outside.is_reference(name):
@@ -81,6 +81,12 @@ def _own(reference: str) -> FeatureNet:
 def _digits(name: str, path: FilePath | None, resize: str, side: int | None) -> FeatureNet:
     model, params, sha256 = classifier.load(path)
     return FeatureNet(name, sha256, "none", jax.tree_util.Partial(_apply(model.apply, as_float), params))
+
+
+def _compact(name: str, path: FilePath | None, resize: str, side: int | None) -> FeatureNet:
+    model, params, sha256 = compact.load(path)
+    apply = jax.tree_util.Partial(_apply(model.apply, compact.preprocess), params)
+    return FeatureNet(name, sha256, f"{compact.RESIZE}-{compact.SIDE}", apply)
 
 
 def _inception(name: str, path: FilePath | None, resize: str, side: int | None) -> FeatureNet:
@@ -114,6 +120,7 @@ NETS: dict[str, Callable[[str, FilePath | None, str, int | None], FeatureNet]] =
     "efficientnet_lite0": _efficientnet,
     "dinov2": _dinov2,
     "digits": _digits,
+    "compact": _compact,
 }
 SOURCES = {
     "inception": "get pt_inception-2015-12-05 of pytorch-fid (mseitzer/pytorch-fid, release fid_weights) and, where "

@@ -33,7 +33,7 @@ PRESETS = {
     "clean_fid": Preset("clean"),
     "fd_dinov2": Preset("clean", net="dinov2"),
 }
-UNSET = ("", "digits")  # eval.net of a config that does not choose a network
+UNSET = ("", "digits", "compact")  # eval.net of a config that does not choose a network
 
 
 def resolved(options: ConfigDict) -> ConfigDict:

@@ -21,6 +21,7 @@ from jaxdiff.conventions import DDPM, EDM, Convention
 from jaxdiff.data import DataSpec
 from jaxdiff.denoisers import Denoiser
 from jaxdiff.errors import choose
+from jaxdiff.evaluation import compact
 from jaxdiff.methods import METHODS, Frozen
 from jaxdiff.methods import Teacher as Source
 from jaxdiff.models.plain import Plain, fields_of
@@ -121,7 +122,7 @@ def adapt(config: ConfigDict, teacher: Teacher, path: str, chosen: Collection[st
     if teacher.convention is not None and "denoiser.kind" not in chosen:
         set_convention(config, teacher.convention)
     if "eval.net" not in chosen:
-        config.eval.net = ""
+        config.eval.net = "compact" if compact.suits(teacher.shape) else ""
     config.train.steps = STEPS
 
 

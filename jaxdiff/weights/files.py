@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 from jaxdiff.checksums import digest_of
 from jaxdiff.files import CHECKSUM, DamagedFile, read_npz, replacing
+from jaxdiff.remote import local
 from jaxdiff.trees import AnyArray
 
 Source = Mapping[str, AnyArray] | str | os.PathLike
@@ -28,7 +29,7 @@ def read(source: Source) -> dict[str, np.ndarray]:
     """The named arrays of a dict, an `.npz` or a `.safetensors` file."""
     if isinstance(source, Mapping):
         return {name: np.asarray(array) for name, array in source.items()}
-    path = Path(source)
+    path = local(source)
     if path.suffix not in (".npz", ".safetensors"):
         raise ValueError(
             f"cannot read weights from {path.name!r}: give a dict of arrays, a .npz or a .safetensors file; "
@@ -61,7 +62,7 @@ def _damage(path: Path, how: str) -> str:
 def metadata(path: str | os.PathLike) -> dict[str, str]:
     """The metadata of a `.safetensors` file, without reading its arrays."""
     try:
-        with safe_open(path, framework="numpy") as file:
+        with safe_open(local(path), framework="numpy") as file:
             return file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise DamagedFile(_damage(Path(path), str(error))) from error
@@ -70,7 +71,7 @@ def metadata(path: str | os.PathLike) -> dict[str, str]:
 def names(path: str | os.PathLike) -> list[str]:
     """The names of the arrays in a `.safetensors` file, without reading them."""
     try:
-        with safe_open(path, framework="numpy") as file:
+        with safe_open(local(path), framework="numpy") as file:
             return list(file.keys())
     except (SafetensorError, OSError) as error:
         raise DamagedFile(_damage(Path(path), str(error))) from error

@@ -11,6 +11,7 @@ from jaxdiff.data.creatures import creatures
 from jaxdiff.data.dataset import Dataset, build
 from jaxdiff.data.examples import Source
 from jaxdiff.data.folder import folder
+from jaxdiff.data.huggingface import huggingface
 from jaxdiff.data.latents import latents
 from jaxdiff.data.memory import arrays, blank, digits
 from jaxdiff.data.mixture import mixture
@@ -27,6 +28,7 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "folder": folder,
     "array_records": array_records,
     "tfds": tfds,
+    "huggingface": huggingface,
     "mixture": mixture,
     "creatures": creatures,
     "shapes": shapes,

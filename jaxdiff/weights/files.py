@@ -1,4 +1,4 @@
-"""Named arrays in `.npz` and `.safetensors` files. Pickle is never used.
+"""Named arrays in `.npz`, `.safetensors` and (read only) `.msgpack` files. Pickle is never used.
 
 A `.safetensors` file written here has a checksum of its arrays and metadata, which is verified when it is read; files
 of others have none.
@@ -21,24 +21,27 @@ from jaxdiff.checksums import digest_of
 from jaxdiff.files import CHECKSUM, DamagedFile, read_npz, replacing
 from jaxdiff.remote import local
 from jaxdiff.trees import AnyArray
+from jaxdiff.weights import msgpack
 
 Source = Mapping[str, AnyArray] | str | os.PathLike
 
 
 def read(source: Source) -> dict[str, np.ndarray]:
-    """The named arrays of a dict, an `.npz` or a `.safetensors` file."""
+    """The named arrays of a dict, or of an `.npz`, `.safetensors` or Flax `.msgpack` file."""
     if isinstance(source, Mapping):
         return {name: np.asarray(array) for name, array in source.items()}
     path = local(source)
-    if path.suffix not in (".npz", ".safetensors"):
+    if path.suffix not in (".npz", ".safetensors", ".msgpack"):
         raise ValueError(
-            f"cannot read weights from {path.name!r}: give a dict of arrays, a .npz or a .safetensors file; "
-            "docs/weights.md shows how to convert a pickled checkpoint in a separate environment"
+            f"cannot read weights from {path.name!r}: give a dict of arrays, a .npz, a .safetensors or a Flax .msgpack "
+            "file; docs/weights.md shows how to convert a pickled checkpoint in a separate environment"
         )
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}; tried {path.resolve()}")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
+    if path.suffix == ".msgpack":
+        return msgpack.read(path)
     return {name: _named(array) for name, array in read_npz(path).items()}
 
 

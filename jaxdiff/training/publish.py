@@ -166,7 +166,12 @@ def _numbers(evaluated: list[Mapping[str, Any]]) -> str:
     rows, notes = [], []
     for record in evaluated[-ROWS:]:
         protocol = record["protocol"]
-        values = [f"{name} {_value(value)}" for name, value in record.items() if _is_metric(name, value)]
+        spread = record.get("spread") or {}
+        values = [
+            f"{name} {_value(value)}" + (f" ± {_value(spread[name])}" if name in spread else "")
+            for name, value in record.items()
+            if _is_metric(name, value)
+        ]
         rows.append([record.get("step"), ", ".join(values), *(protocol.get(name) for name in SHOWN)])
         notes += [str(protocol.get("feature_sha256")), str(protocol.get("reference_sha256"))]
     left = len(evaluated) - len(rows)

@@ -227,6 +227,9 @@ class BucketLock:
         return json.dumps({**self.owner._asdict(), "beats": self._beats}).encode()
 
     def _create(self) -> bool:
+        """Whether the lock is ours. Also asks before and after: not every file system can create an object only once."""
+        if self._read():
+            return False
         with naming(self.place.url, "write"):
             try:
                 self.place.files.pipe_file(self.path, self._content(), mode="create")
@@ -234,7 +237,7 @@ class BucketLock:
                 if self._read():
                     return False
                 raise
-        return True
+        return _owner(self._read()) == self.owner
 
     def _read(self) -> bytes:
         with naming(self.place.url, "read"):

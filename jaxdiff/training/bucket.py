@@ -227,7 +227,7 @@ class BucketLock:
         return json.dumps({**self.owner._asdict(), "beats": self._beats}).encode()
 
     def _create(self) -> bool:
-        """Whether the lock is ours. Also asks before and after: not every file system can create an object only once."""
+        """Whether the lock is ours. Looks before and after: not every file system can create an object only once."""
         if self._read():
             return False
         with naming(self.place.url, "write"):

@@ -98,8 +98,9 @@ body { color: var(--ink); background: var(--paper) }
 table { border-collapse: collapse; white-space: nowrap }
 td, th { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid var(--rule) }
 td:first-child, th:first-child { text-align: left; padding-left: 0 }
-table.bars { width: 100%; max-width: 40rem }
-td.bar { width: 60% }
+table.bars { width: 100%; max-width: 44rem; table-layout: fixed; white-space: normal }
+table.bars td:nth-child(2) { width: 6rem }
+td.bar { width: 45% }
 td.bar div { height: .7rem; min-width: 2px; background: #2f7fc1 }
 figure { display: inline-block; margin: 1rem 1rem 0 0; max-width: 100% }
 figcaption { font-size: .85rem; color: var(--soft); overflow-wrap: anywhere }
@@ -114,6 +115,8 @@ summary { cursor: pointer }
 @media (max-width: 40rem) {
   body { margin: 1rem auto }
   td, th { padding: .3rem .5rem }
+  th { white-space: normal }
+  td.bar { width: 30% }
   .strip { display: block }
   .strip span { display: block }
   .strip img { width: 100% }

@@ -186,7 +186,7 @@ def write_report(
         f"{net['samples']} samples against {net['reference_samples']} digits, rounded to 8 bits, seed {net['seed']}. "
         f"Device: {jax.devices()[0].device_kind}. {config.train.steps} training steps of the teacher."
     )
-    names = [f"{row['sampler']}, {row['NFE']} evaluations" for row in rows]
+    names = [f"{row['sampler']}, {row['NFE']} evaluation{'s' * (row['NFE'] > 1)}" for row in rows]
     parts = [
         pages.heading("Quality against network evaluations"),
         f"<figure>{quality(rows)}</figure>",

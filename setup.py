@@ -8,6 +8,8 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+LIBTPU = 'libtpu>=0.0.51; platform_system == "Linux" and platform_machine == "x86_64"'  # compiles, needs no TPU
+
 setup(
     name="jaxdiff",
     version="0.1.0",
@@ -25,6 +27,7 @@ setup(
         "flax>=0.12.7",
         "array-record>=0.8.1",
         "einops>=0.8",
+        "fsspec>=2025.3",
         "grain>=0.2.16",
         "jaxtyping>=0.3.7",
         "ml-collections>=1.1",
@@ -43,6 +46,10 @@ setup(
         "plots": ["matplotlib>=3.10"],  # features score, notebooks and experiments
         "text": ["tokenizers>=0.22.0"],
         "tfds": ["tensorflow-datasets>=4.9.10"],
+        "gcs": ["gcsfs>=2025.3"],  # gs://
+        "s3": ["s3fs>=2025.3"],  # s3://
+        "hub": ["huggingface-hub>=0.35", "pyarrow>=19.0"],  # hf://, data.source=huggingface, jaxdiff push
+        "plan": [LIBTPU],
         "wandb": ["wandb>=0.31"],
         "docs": [
             "myst-nb>=1.4",
@@ -54,12 +61,14 @@ setup(
             "beartype>=0.22.2",
             "build>=1.6",
             "chex>=0.1.90",
+            "huggingface-hub>=0.35",
             "ipykernel>=7.0",
-            'libtpu>=0.0.51; platform_system == "Linux" and platform_machine == "x86_64"',  # compiles, needs no TPU
+            LIBTPU,
             "matplotlib>=3.10",
             "myst-nb>=1.4",  # the site is built by a test
             "nbclient>=0.10.2",
             "nbformat>=5.10",
+            "pyarrow>=19.0",
             "pytest>=8.4",
             "pytest-xdist>=3.8",
             "scikit-learn>=1.6",

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,6 +27,7 @@ from jaxdiff.data import DataSpec
 from jaxdiff.data.examples import to_float
 from jaxdiff.errors import choose
 from jaxdiff.files import replacing
+from jaxdiff.remote import local
 from jaxdiff.trees import AnyArray, Params
 
 AUTOENCODERS = ("sd_vae", "sdxl_vae", "taesd")  # kinds of weights that decode latents
@@ -81,7 +81,7 @@ def decoder(config: ConfigDict, data: DataSpec) -> Callable[[AnyArray], np.ndarr
     if not c.kind:
         return None
     choose(c.kind, AUTOENCODERS, "autoencoder kind")
-    file = Path(c.path).expanduser()
+    file = local(c.path)
 
     @cache
     def loaded() -> tuple[nn.Module, Params]:
@@ -100,7 +100,7 @@ def decoder(config: ConfigDict, data: DataSpec) -> Callable[[AnyArray], np.ndarr
 def check_files(config: ConfigDict) -> None:
     """Raise if the autoencoder's weights are missing, before anything is computed."""
     c = config.autoencoder
-    if c.kind and not Path(c.path).expanduser().is_file():
+    if c.kind and not local(c.path).is_file():
         raise FileNotFoundError(
             f"no autoencoder weights at {c.path!r}: give --config.autoencoder.path=FILE (docs/weights.md says "
             "where to get them), or --config.autoencoder.kind= to leave samples as latents"

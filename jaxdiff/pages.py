@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-COLORS = ("#1b6ca8", "#c8553d", "#2f8f5b", "#8a4fbf", "#b8860b", "#0f8b8d", "#d1495b", "#5b6c80", "#7f9c1c", "#444444")
+# each has a contrast of at least 3 to both backgrounds
+COLORS = ("#2f7fc1", "#d0603f", "#2f9460", "#9a63cf", "#b07d12", "#128f92", "#d8536f", "#6b7d92", "#728f12", "#808080")
+LIGHT, DARK = "#ffffff", "#16181c"  # backgrounds
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -23,16 +25,45 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def image(pixels: np.ndarray, caption: str, large: bool = False) -> str:
     """An image embedded as PNG, with its caption; `large` in its own size."""
+    size = ' class="large"' if large else ""
+    return (
+        f'<figure><img alt=""{size} src="{_png(pixels)}"><figcaption>{html.escape(caption)}</figcaption></figure>'
+    )
+
+
+def strips(rows: Mapping[str, np.ndarray]) -> str:
+    """Wide images below each other, each with its name, so that their columns can be compared."""
+    parts = [
+        f'<div class="strip"><span>{html.escape(name)}</span><img alt="" src="{_png(pixels)}"></div>'
+        for name, pixels in rows.items()
+    ]
+    return "\n".join(parts)
+
+
+def _png(pixels: np.ndarray) -> str:
+    """The address of an image that is part of the page."""
     from PIL import Image
 
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "png")
-    data = base64.b64encode(buffer.getvalue()).decode()
-    size = ' class="large"' if large else ""
-    return (
-        f'<figure><img alt=""{size} src="data:image/png;base64,{data}">'
-        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
-    )
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def folded(title: str, *parts: str) -> str:
+    """Parts that are shown on request."""
+    inner = "\n".join(parts)
+    return f"<details><summary>{html.escape(title)}</summary>{inner}</details>"
+
+
+def bars(values: Mapping[str, tuple[float, str]]) -> str:
+    """Horizontal bars: the length and the text of each, by name."""
+    most = max((length for length, _ in values.values()), default=0.0) or 1.0
+    rows = [
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td>"
+        f'<td class="bar"><div style="width: {100 * length / most:.1f}%"></div></td></tr>'
+        for name, (length, text) in values.items()
+    ]
+    return f'<table class="bars">{"".join(rows)}</table>'
 
 
 def paragraph(text: str) -> str:
@@ -57,16 +88,39 @@ PAGE = """<!doctype html>
 </html>
 """
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+:root { color-scheme: light dark; --ink: #222222; --paper: #ffffff; --rule: #dddddd; --soft: #5a5a5a }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e6e9; --paper: #16181c; --rule: #3a3f47; --soft: #a6acb4 }
+}
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
+body { color: var(--ink); background: var(--paper) }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; white-space: nowrap }
-td, th { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #ddd }
-td:first-child, th:first-child { text-align: left }
+td, th { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid var(--rule) }
+td:first-child, th:first-child { text-align: left; padding-left: 0 }
+table.bars { width: 100%; max-width: 44rem; table-layout: fixed; white-space: normal }
+table.bars td:nth-child(2) { width: 6rem }
+td.bar { width: 45% }
+td.bar div { height: .7rem; min-width: 2px; background: #2f7fc1 }
 figure { display: inline-block; margin: 1rem 1rem 0 0; max-width: 100% }
-figcaption { font-size: .85rem; color: #555; overflow-wrap: anywhere }
+figcaption { font-size: .85rem; color: var(--soft); overflow-wrap: anywhere }
 img { image-rendering: pixelated; width: 20rem; max-width: 100% }
 img.large { width: auto; max-width: 100% }
+.strip { display: flex; align-items: center; gap: 1rem; margin-bottom: .4rem }
+.strip span { flex: 0 0 11rem; font-size: .85rem }
+.strip img { width: 40rem; min-width: 0 }
 svg { max-width: 100%; height: auto }
+details { margin-top: 1.5rem }
+summary { cursor: pointer }
+@media (max-width: 40rem) {
+  body { margin: 1rem auto }
+  td, th { padding: .3rem .5rem }
+  th { white-space: normal }
+  td.bar { width: 30% }
+  .strip { display: block }
+  .strip span { display: block }
+  .strip img { width: 100% }
+}
 """
 
 
@@ -81,42 +135,58 @@ class Series(NamedTuple):
     line: bool = True
 
 
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 420, 300, 52, 44, 10, 10  # of a plot, in units that a phone shows as pixels
+ROW, COLUMN = 18, 204  # of its legend
+
+
 def plot(series: Sequence[Series], x_label: str, y_label: str, marks: Mapping[str, float] | None = None) -> str:
-    """An SVG plot with logarithmic axes; `marks` are horizontal lines by name. Points must be positive."""
-    shown = [s for s in series if s.points]
+    """An SVG plot with logarithmic axes and its legend below; `marks` are horizontal lines by name.
+
+    Points must be positive. Text and axes take the colour of the text around the plot.
+    """
+    shown, marks = [s for s in series if s.points], marks or {}
     values = [point for s in shown for point in s.points] or [(1.0, 1.0)]
-    heights = [y for _, y in values] + list((marks or {}).values())
-    x_axis, y_axis = _axis([x for x, _ in values]), _axis(heights)
-    width, height, left, bottom, top, legend = 640, 400, 64, 48, 12, 190
+    x_axis, y_axis = _axis([x for x, _ in values]), _axis([y for _, y in values] + list(marks.values()))
 
     def across(x: float) -> float:
-        return left + (width - left - legend) * _place(x, x_axis)
+        return LEFT + (WIDTH - LEFT - RIGHT) * _place(x, x_axis)
 
     def up(y: float) -> float:
-        return height - bottom - (height - bottom - top) * _place(y, y_axis)
+        return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * _place(y, y_axis)
 
-    parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" font-family="sans-serif" font-size="12">']
-    parts += [_text(across(x), height - bottom + 18, _number(x), "middle") for x in _ticks(x_axis)]
+    parts = [_text(across(x), HEIGHT - BOTTOM + 18, _number(x), "middle") for x in _ticks(x_axis)]
     for y in _ticks(y_axis):
-        parts.append(_line(left, up(y), width - legend, up(y), "#ddd"))
-        parts.append(_text(left - 6, up(y) + 4, _number(y), "end"))
-    parts.append(_text((left + width - legend) / 2, height - 8, x_label, "middle"))
-    middle = (height - bottom + top) / 2
+        parts.append(_line(LEFT, up(y), WIDTH - RIGHT, up(y), 'stroke-opacity="0.18"'))
+        parts.append(_text(LEFT - 6, up(y) + 4, _number(y), "end"))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x_label, "middle"))
+    middle = (HEIGHT - BOTTOM + TOP) / 2
     parts.append(f'<g transform="rotate(-90 14 {middle:.0f})">{_text(14, middle, y_label, "middle")}</g>')
-    for name, y in (marks or {}).items():
-        parts.append(_line(left, up(y), width - legend, up(y), "#222", dashed=True))
-        parts.append(_text(width - legend + 8, up(y) + 4, name))
+    parts += [_line(LEFT, up(y), WIDTH - RIGHT, up(y), DASHED) for y in marks.values()]
     for i, s in enumerate(shown):
-        color = COLORS[i % len(COLORS)]
-        places = [(across(x), up(y)) for x, y in sorted(s.points)]
-        if s.line and len(places) > 1:
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>' for x, y in places]
-        row = height - bottom - 16 * (len(shown) - i)
-        parts.append(f'<circle cx="{width - legend + 14}" cy="{row - 4}" r="4" fill="{color}"/>')
-        parts.append(_text(width - legend + 24, row, s.name))
-    return "\n".join([*parts, "</svg>"])
+        parts += _drawn(s, [(across(x), up(y)) for x, y in sorted(s.points)], COLORS[i % len(COLORS)])
+    legend = [(name, COLORS[i % len(COLORS)]) for i, (name, *_) in enumerate(shown)] + [(name, "") for name in marks]
+    tall = HEIGHT + 8 + ROW * -(-len(legend) // 2)
+    head = f'<svg viewBox="0 0 {WIDTH} {tall}" width="{1.4 * WIDTH:.0f}" role="img" font-family="sans-serif"'
+    return "\n".join([f'{head} font-size="12" fill="currentColor">', *parts, *_legend(legend), "</svg>"])
+
+
+def _drawn(series: Series, places: Sequence[tuple[float, float]], color: str) -> list[str]:
+    """The points of a series, and the line through them."""
+    dots = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>' for x, y in places]
+    if not series.line or len(places) < 2:
+        return dots
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    return [f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>', *dots]
+
+
+def _legend(names: Sequence[tuple[str, str]]) -> list[str]:
+    """Two columns below the plot: a dot, or for marks, which have no colour, a dashed line, and the name."""
+    parts = []
+    for i, (name, color) in enumerate(names):
+        x, y = 8 + i % 2 * COLUMN, HEIGHT + 14 + i // 2 * ROW
+        dot = f'<circle cx="{x + 6}" cy="{y - 4}" r="4" fill="{color}"/>'
+        parts += [dot if color else _line(x, y - 4, x + 14, y - 4, DASHED), _text(x + 20, y, name)]
+    return parts
 
 
 def _axis(values: Sequence[float]) -> tuple[float, float]:
@@ -144,9 +214,11 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(text)}</text>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, color: str, dashed: bool = False) -> str:
-    dash = ' stroke-dasharray="5 4"' if dashed else ""
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{color}"{dash}/>'
+DASHED = 'stroke-dasharray="5 4"'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="currentColor" {style}/>'
 
 
 def scatter(points: np.ndarray, caption: str, side: int = 200) -> str:

@@ -7,6 +7,7 @@ of the table, results.json and report.html.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ import jaxdiff.configs.digits_emd as digits_emd
 import jaxdiff.configs.digits_sfd as digits_sfd
 from jaxdiff import pages, training
 from jaxdiff.methods import exported
+from jaxdiff.training.backends import duration
 from jaxdiff.training.logs import image_grid, save_png
 from jaxdiff.trees import Params
 
@@ -44,34 +46,62 @@ def run(workdir: Path, steps: int | None = None, samples: int | None = None) -> 
     `steps` shortens the teacher's training, and the students' in proportion.
     """
     teacher, student, one, generator = configs(Path(workdir), steps, samples)
-    print(f"training a teacher on the embedded digits: {teacher.train.steps} steps, a few minutes on two cores")
+    print(f"[1/5] training a teacher on the embedded digits: {teacher.train.steps} steps, a few minutes on two cores")
     seconds: dict[str, float] = {}
     params = _train(teacher, workdir, seconds)
     if params is None:
         return []
-    print(f"\ndistilling it with SFD-v, for 2 to 5 evaluations: {student.train.steps} iterations")
+    print(f"\n[2/5] distilling it with SFD-v, for 2 to 5 evaluations: {student.train.steps} iterations")
     few = _train(student, workdir / "sfd", seconds)
-    print(f"\ndistilling that student to 1 evaluation: {one.train.steps} iterations")
+    print(f"\n[3/5] distilling that student to 1 evaluation: {one.train.steps} iterations")
     single = None if few is None else _train(one, workdir / "sfd_one", seconds)
     if few is None or single is None:
         return []
-    print(f"\ndistilling the teacher with EMD, for 1 evaluation: {generator.train.steps} updates")
+    print(f"\n[4/5] distilling the teacher with EMD, for 1 evaluation: {generator.train.steps} updates")
     made = _train(generator, workdir / "emd", seconds)
     if made is None:
         return []
     plan = [(name, solver, _sampled(teacher, solver, n), params) for name, solver, n in ROWS]
     plan += [("SFD-v", "sfd", _sampled(student, "euler", nfe + 2), few) for nfe in reversed(student.sfd.nfe)]
     plan += [("SFD, second stage", "sfd", one, single), ("EMD", "emd", generator, made)]
-    print(f"\nsampling {teacher.eval.samples} digits with each row's sampler\n{_line(COLUMNS)}")
-    rows = []
-    for name, file, config, weights in plan:
-        row = {"sampler": name, **measure(config, weights)}
-        rows.append(row)
-        print(_line(_cells(row)), flush=True)
-        save_png(Path(workdir) / f"{file}_{row['NFE']}.png", row["grid"])
+    print(f"\n[5/5] sampling {teacher.eval.samples} digits with each row's sampler\n{_line(COLUMNS)}")
+    rows, start = [], time.monotonic()
+    with Progress(len(plan)) as progress:
+        for name, file, config, weights in plan:
+            row = {"sampler": name, **measure(config, weights)}
+            rows.append(row)
+            progress.advance(_line(_cells(row)))
+            save_png(Path(workdir) / f"{file}_{row['NFE']}.png", row["grid"])
+    measuring = time.monotonic() - start
     print(f"seconds of training, with compilation: {', '.join(f'{name} {s:.0f}' for name, s in seconds.items())}")
-    write_report(Path(workdir), teacher, rows, seconds)
+    write_report(Path(workdir), teacher, rows, seconds, measuring)
     return rows
+
+
+class Progress:
+    """Lines above a bar with the time left, on a terminal; elsewhere the lines alone."""
+
+    def __init__(self, total: int) -> None:
+        self.bar: Any = None
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=total, unit="row", dynamic_ncols=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def advance(self, line: str) -> None:
+        """Print a line, one step further."""
+        if self.bar is None:
+            print(line, flush=True)
+            return
+        self.bar.write(line, file=sys.stdout)
+        self.bar.update()
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
 
 
 def configs(workdir: Path, steps: int | None, samples: int | None) -> tuple[ConfigDict, ...]:
@@ -114,7 +144,8 @@ def measure(config: ConfigDict, params: Params) -> Row:
     seconds = time.monotonic() - start
     record = training.evaluate(run, params, mesh, samples=(images, labels))
     assert record is not None and digit is not None
-    picked = np.concatenate([np.flatnonzero(digit == number)[:10] for number in range(10)])
+    found = [np.flatnonzero(digit == number)[:10] for number in range(10)]
+    picked, first = np.concatenate(found), [int(indices[0]) for indices in found if len(indices)]
     return {
         "NFE": run.nfe,
         "distance": record["frechet_digits"],
@@ -123,6 +154,7 @@ def measure(config: ConfigDict, params: Params) -> Row:
         "images_per_second": count / seconds,
         "protocol": record["protocol"],
         "grid": image_grid(shown[picked], columns=10),
+        "strip": image_grid(shown[first], columns=10),
     }
 
 
@@ -141,10 +173,12 @@ def _line(cells: tuple[str, ...]) -> str:
     return f"{cells[0]:20s}" + "".join(f"{cell:>18s}" for cell in cells[1:])
 
 
-def write_report(workdir: Path, config: ConfigDict, rows: list[Row], seconds: dict[str, float]) -> None:
+def write_report(
+    workdir: Path, config: ConfigDict, rows: list[Row], seconds: dict[str, float], measuring: float = 0.0
+) -> None:
     """results.json and a self-contained report.html with the images embedded."""
-    plain = [{key: value for key, value in row.items() if key != "grid"} for row in rows]
-    results = {"rows": plain, "training_seconds": seconds}
+    plain = [{key: value for key, value in row.items() if key not in ("grid", "strip")} for row in rows]
+    results = {"rows": plain, "training_seconds": seconds, "measuring_seconds": measuring}
     (workdir / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     net = rows[0]["protocol"]
     note = (
@@ -152,8 +186,45 @@ def write_report(workdir: Path, config: ConfigDict, rows: list[Row], seconds: di
         f"{net['samples']} samples against {net['reference_samples']} digits, rounded to 8 bits, seed {net['seed']}. "
         f"Device: {jax.devices()[0].device_kind}. {config.train.steps} training steps of the teacher."
     )
-    figures = [pages.image(row["grid"], f"{row['sampler']}, {row['NFE']} evaluations") for row in rows]
-    table = pages.table(COLUMNS, [_cells(row) for row in rows])
+    names = [f"{row['sampler']}, {row['NFE']} evaluation{'s' * (row['NFE'] > 1)}" for row in rows]
+    parts = [
+        pages.heading("Quality against network evaluations"),
+        f"<figure>{quality(rows)}</figure>",
+        pages.table(COLUMNS, [_cells(row) for row in rows]),
+        pages.paragraph(note),
+        pages.heading("The same noise through every sampler"),
+        pages.paragraph("One column per noise and digit: below each other are the images that it becomes."),
+        pages.strips({name: row["strip"] for name, row in zip(names, rows, strict=True)}),
+        pages.heading("Time of each part"),
+        pages.bars({name: (s, duration(s)) for name, s in parts_of(seconds, measuring).items()}),
+        pages.paragraph("With compilation. A part that was already finished when the command ran again takes no time."),
+        pages.folded(
+            "A hundred digits of each sampler",
+            *(pages.image(row["grid"], name) for name, row in zip(names, rows, strict=True)),
+        ),
+    ]
     path = workdir / "report.html"
-    path.write_text(pages.page("Digits by jaxdiff", table, pages.paragraph(note), *figures), encoding="utf-8")
+    path.write_text(pages.page("Digits by jaxdiff", *parts), encoding="utf-8")
     print(f"\nwrote {path}")
+
+
+def quality(rows: list[Row]) -> str:
+    """The plot of distance against evaluations, one line per sampler, the teacher's best as a mark."""
+    samplers = dict.fromkeys(row["sampler"] for row in rows if not row["sampler"].startswith("teacher"))
+    series = [
+        pages.Series(name, [(row["NFE"], max(row["distance"], 1e-3)) for row in rows if row["sampler"] == name])
+        for name in samplers
+    ]
+    marks = {
+        f"{row['sampler']}, {row['NFE']} evaluations": max(row["distance"], 1e-3)
+        for row in rows
+        if row["sampler"].startswith("teacher")
+    }
+    return pages.plot(series, "network evaluations", "Fréchet distance (lower is better)", marks)
+
+
+def parts_of(seconds: dict[str, float], measuring: float) -> dict[str, float]:
+    """The seconds of each part by what it does."""
+    does = {"teacher": "teacher", "sfd": "SFD-v", "sfd_one": "SFD, second stage", "emd": "EMD"}
+    found = {f"training: {does.get(name, name)}": value for name, value in seconds.items()}
+    return {**found, "sampling and measuring": measuring}

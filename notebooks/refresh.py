@@ -2,6 +2,11 @@
 
 Takes minutes per notebook on two cores. Execution counts and metadata of cells are dropped, so that a refresh changes
 outputs alone.
+
+    python notebooks/refresh.py --colab=OWNER/NAME
+
+only writes a line under each title that opens the notebook of that GitHub repository in Colab, and says what to install
+there.
 """
 
 from __future__ import annotations
@@ -18,6 +23,24 @@ from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
+BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
+
+
+def with_badge(text: str, name: str, repository: str) -> str:
+    """The first cell of a notebook with the line for Colab below its title, in place of an earlier one."""
+    title, *rest = [line for line in text.split("\n") if not line.startswith(BADGE)]
+    place = f"https://colab.research.google.com/github/{repository}/blob/main/notebooks/{name}.ipynb"
+    line = f"{BADGE}({place}) There, run `%pip install git+https://github.com/{repository}` first."
+    body = "\n".join(rest).lstrip("\n")
+    return f"{title}\n\n{line}\n\n{body}"
+
+
+def add_badges(repository: str) -> None:
+    """Write the line into every notebook."""
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        notebook.cells[0].source = with_badge(notebook.cells[0].source, path.stem, repository)
+        nbformat.write(notebook, path)
 
 
 def refresh(path: Path) -> None:
@@ -43,6 +66,9 @@ def refresh(path: Path) -> None:
 
 
 def main() -> None:
+    if sys.argv[1:] and sys.argv[1].startswith("--colab="):
+        add_badges(sys.argv[1].removeprefix("--colab="))
+        return
     names = sys.argv[1:] or sorted(path.stem for path in FOLDER.glob("*.ipynb"))
     for name in names:
         start = time.monotonic()

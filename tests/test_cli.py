@@ -183,8 +183,10 @@ def test_dry_run_prints_config_and_shapes_and_writes_nothing(tmp_path, capsys, m
         (["sample", "--count=3"], "--workdir=FOLDER"),
         (["sample", "--workdir=/none/here"], "config.json"),
         (["evaluate", "--config=digits", "--reference=test"], "--reference is 'train'"),
-        (["train", *TINY, "--workdir=gs://bucket/x"], "local path"),
-        (["train", "--workdir=gs://bucket/x"], "local path"),
+        (["train", *TINY, "--workdir=nosuch://bucket/x"], "gs://, s3://"),
+        (["train", "--workdir=nosuch://bucket/x"], "gs://, s3://"),
+        (["ema", "--workdir=gs://bucket/x"], "local path"),
+        (["compare", "--teacher=x", "--workdir=gs://bucket/x"], "local path"),
         (["quickstart", "--workdir=s3://bucket/x"], "local path"),
         (["sample", "--workdir=x", "--out=gs://bucket/x.png"], "local path"),
         (["sample", "--workdir=x", "--out=no/such/x.png"], "no/such does not exist"),
@@ -278,7 +280,9 @@ def test_the_quickstart_at_tiny_size(tmp_path, monkeypatch, capsys):
     assert all(row["protocol"]["samples"] == 64 for row in results["rows"])
     assert set(results["training_seconds"]) == {"teacher", "sfd", "sfd_one", "emd"}
     page = (tmp_path / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 5 and "http" not in page
+    assert page.count("data:image/png;base64,") == 2 * 5 and "http" not in page  # a strip and a grid per row
+    assert page.count('class="strip"') == 5 and page.count("<svg") == 1 and page.count("training: ") == 4
+    assert results["measuring_seconds"] > 0 and all(f"[{part}/5] " in printed for part in range(1, 6))
     assert all(size_of(tmp_path / name)[0] > 100 for name in ("euler_5.png", "sfd_2.png", "sfd_1.png", "emd_1.png"))
 
     # its generator, corrected by its teacher: before on the left, after on the right

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxdiff.training.distributed import RETRY, find
+from jaxdiff.training.distributed import REFUSED, RETRY, find
 
 LAUNCH = Path(__file__).parents[1] / "experiments" / "launch"
 CONFIG = ["--config=imagenet256_dit", "--config.data.options.path=/data/a folder"]
@@ -65,6 +65,22 @@ def test_slurm_starts_a_process_per_gpu_and_queues_again(tmp_path):
     assert done.returncode == RETRY and (tmp_path / "calls").read_text().endswith("scontrol requeue 7\n")
 
 
+def test_slurm_installs_a_source_once(tmp_path):
+    environment = tmp_path / "env"
+    variables = {"SOURCE": "git+https://example.org/jaxdiff@abc", "ENVIRONMENT": str(environment), "DRY_RUN": "1"}
+    install, train = shell(LAUNCH / "slurm.sbatch", *CONFIG, **variables).stdout.replace("\\", "").splitlines()
+    assert install == f"{environment}/bin/pip install --quiet --upgrade jaxdiff[cuda] @ {variables['SOURCE']} "
+    assert f"{environment}/bin/jaxdiff train" in train
+    environment.mkdir()
+    (environment / "source").write_text(variables["SOURCE"])
+    assert len(shell(LAUNCH / "slurm.sbatch", *CONFIG, **variables).stdout.splitlines()) == 1
+    (tmp_path / "python3").write_text("#!/usr/bin/env bash\nexit 1\n")
+    (tmp_path / "python3").chmod(0o755)
+    failing = {"SOURCE": "git+https://example.org/other", "ENVIRONMENT": str(tmp_path / "new")}
+    done = shell(LAUNCH / "slurm.sbatch", *CONFIG, **failing, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == REFUSED and not (tmp_path / "new").exists()
+
+
 def test_the_jobset_has_what_kubernetes_and_the_processes_need():
     jobset = yaml.safe_load((LAUNCH / "jobset.yaml").read_text())
     assert jobset["apiVersion"].startswith("jobset.x-k8s.io/") and jobset["kind"] == "JobSet"
@@ -84,3 +100,27 @@ def test_the_jobset_has_what_kubernetes_and_the_processes_need():
     assert place.address == (f"{set_name}-{job_name}-0-0.{set_name}", container["ports"][0]["containerPort"])
     assert container["command"][:2] == ["jaxdiff", "train"]
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_jobset_restarts_on_every_code_but_that_of_a_refusal():
+    spec = yaml.safe_load((LAUNCH / "jobset.yaml").read_text())["spec"]
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    (rule,) = job["podFailurePolicy"]["rules"]
+    container = job["template"]["spec"]["containers"][0]
+    assert rule["action"] == "FailJob" and rule["onExitCodes"] == {
+        "containerName": container["name"],
+        "operator": "In",
+        "values": [REFUSED],
+    }
+    actions = {reason: rule["action"] for rule in spec["failurePolicy"]["rules"] for reason in rule["onJobFailureReasons"]}
+    assert actions == {"PodFailurePolicy": "FailJobSet", "BackoffLimitExceeded": "RestartJobSet"}
+
+
+def test_the_jobset_mounts_a_bucket_where_the_run_is_written():
+    pod = yaml.safe_load((LAUNCH / "jobset.yaml").read_text())["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    (volume,) = pod["spec"]["volumes"]
+    (container,) = pod["spec"]["containers"]
+    assert volume["csi"]["driver"] == "gcsfuse.csi.storage.gke.io" and volume["csi"]["volumeAttributes"]["bucketName"]
+    assert pod["metadata"]["annotations"] == {"gke-gcsfuse/volumes": "true"}
+    mounted = container["volumeMounts"][0]["mountPath"]
+    assert any(part.startswith(f"--workdir={mounted}/") for part in container["command"])

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import sys
 from pathlib import Path
 
 import nbformat
@@ -9,6 +10,9 @@ import pytest
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "notebooks"))
+import refresh
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
 TIMEOUT = 600  # seconds per cell
@@ -34,7 +38,9 @@ def reader_environment(scratch: Path) -> dict[str, str]:
 PARAMETERS = {
     "compose": {"FINE": 129, "BUDGETS": (10, 20)},
     "distil": {"TEACHER_STEPS": 20, "UPDATES": 10, "BATCH": 32, "CHAIN_STEPS": 3},
+    "compare": {"STEPS": 4, "BUDGET": "2e4", "METHODS": "sfd:2", "SAMPLES": 64, "RATES": "1"},
     "features": {"STEPS": 10, "BATCH": 8},
+    "own_teacher": {"STEPS": 20, "UPDATES": 4, "BATCH": 32, "NFE": 2},
 }
 
 
@@ -76,6 +82,15 @@ def test_stored_with_outputs(path):
     assert not [output for output in outputs if output.output_type == "error"]
     assert all(cell.outputs for cell in code if "print(" in cell.source and "def " not in cell.source)
     assert path.stat().st_size < 1_500_000
+
+
+def test_the_line_for_colab_is_below_the_title_and_there_once():
+    begun = "# Title\n\nText of\ntwo lines."
+    once = refresh.with_badge(begun, "compare", "me/jaxdiff")
+    title, _, line, _, *rest = once.split("\n")
+    assert (title, rest) == ("# Title", ["Text of", "two lines."])
+    assert "github/me/jaxdiff/blob/main/notebooks/compare.ipynb" in line and "git+https://github.com/me/jaxdiff" in line
+    assert refresh.with_badge(once, "compare", "me/jaxdiff") == once
 
 
 @each_notebook

@@ -70,6 +70,12 @@ def test_every_part_of_a_page_is_escaped():
         pages.image(pixels, HOSTILE),
         pages.paragraph(HOSTILE),
         pages.heading(HOSTILE),
+        pages.folded(HOSTILE),
+        pages.strips({HOSTILE: pixels}),
+        pages.bars({HOSTILE: (1.0, "one")}),
+        pages.bars({"one": (1.0, HOSTILE)}),
+        pages.plot([pages.Series(HOSTILE, [(1.0, 1.0)])], "x", "y"),
+        pages.plot([], "x", "y", {HOSTILE: 1.0}),
         pages.scatter(points, HOSTILE),
         pages.page(HOSTILE),
     ]
@@ -85,11 +91,12 @@ def test_a_report_is_escaped(tmp_path, capsys):
         "accuracy": 1.0,
         "images_per_second": 1.0,
         "grid": np.zeros((4, 4, 3), np.uint8),
+        "strip": np.zeros((4, 4, 3), np.uint8),
         "protocol": {"feature_sha256": HOSTILE, "samples": 1, "reference_samples": HOSTILE, "seed": 0},
     }
-    quickstart.write_report(tmp_path, default.get_config(), [row], {})
+    quickstart.write_report(tmp_path, default.get_config(), [row], {HOSTILE: 1.0})
     page = (tmp_path / "report.html").read_text()
-    assert "<script" not in page and page.count("&lt;script&gt;") == 4
+    assert "<script" not in page and page.count("&lt;script&gt;") == 7
     assert "report.html" in capsys.readouterr().out
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jaxdiff
-from jaxdiff.cli import check, compare, complete, configs, ema, evaluate, features, plan, sample, stats, train
+from jaxdiff.cli import check, compare, complete, configs, ema, evaluate, features, plan, push, sample, stats, train
 from jaxdiff.cli.flags import Arguments, Command, Flag, UsageError, check_local, describe, parse
 from jaxdiff.errors import nearest, raised_on_purpose
 
@@ -114,6 +114,7 @@ COMMANDS: dict[str, Command] = {
     "stats": stats.COMMAND,
     "ema": ema.COMMAND,
     **features.COMMANDS,
+    "push": push.COMMAND,
     "plan": plan.COMMAND,
     "configs": Command("List the installed configs, what they train and the arguments they take.", _configs),
     "completion": complete.COMMAND,

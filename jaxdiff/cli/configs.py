@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jaxdiff.configs
-from jaxdiff import comments
-from jaxdiff.cli.flags import Arguments, Command, UsageError, check_local
+from jaxdiff import comments, remote
+from jaxdiff.cli.flags import Arguments, Command, UsageError
 from jaxdiff.errors import nearest
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ def load(given: str) -> ConfigDict:
 def resolve(command: Command, given: Arguments) -> ConfigDict:
     """The config of --config or of the run in --workdir, with the overrides applied."""
     workdir = str(given.values.get("workdir", ""))
-    check_local("workdir", workdir)
     if given.config is not None and command.config == "run":
         raise UsageError(f"{given.command} reads the config of the run in --workdir; set keys with --config.KEY=VALUE")
     name = (given.config or "").partition(":")[0]
@@ -111,7 +110,7 @@ def resolve(command: Command, given: Arguments) -> ConfigDict:
 
 
 def _of_run(command: Command, name: str, workdir: str) -> ConfigDict:
-    if command.config == "file" and not (workdir and (Path(workdir) / "config.json").is_file()):
+    if command.config == "file" and not (workdir and remote.exists(workdir, "config.json")):
         resume = f"; there is no run in {workdir} to resume" if workdir else ""
         raise UsageError(f"{name} needs --config=NAME[:ARGUMENT], see `jaxdiff configs`{resume}")
     if not workdir:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from jaxdiff.cli import configs
-from jaxdiff.cli.flags import Arguments, Command, Flag, UsageError
+from jaxdiff.cli.flags import Arguments, Command, Flag, UsageError, check_local
 
 
 def run(given: Arguments) -> int:
     if not given.workdir:
         raise UsageError("ema needs --workdir=FOLDER of a run")
+    check_local("workdir", given.workdir)
     widths = parse_widths(given.widths)
     config = configs.resolve(COMMAND, given)
     from jaxdiff.cli import runs

@@ -26,7 +26,7 @@ from jaxdiff.features.scoring import Subject
 from jaxdiff.files import read_npz, replacing
 from jaxdiff.methods import METHODS
 from jaxdiff.placement import BATCH
-from jaxdiff.training import Run, SavedRun, distributed, export, inherit, loading, parameters, snapshots, state
+from jaxdiff.training import Run, SavedRun, bucket, distributed, export, inherit, loading, parameters, snapshots, state
 from jaxdiff.training.build import reference_data
 from jaxdiff.training.components import with_nfe
 from jaxdiff.training.evaluate import eval_sampler
@@ -40,7 +40,7 @@ __all__ = ["image_grid", "save_png", "with_nfe"]
 
 def read_config(workdir: str) -> ConfigDict:
     """The config of the run in a folder."""
-    return export.read_config(Path(workdir))
+    return export.read_config(bucket.reading(workdir))
 
 
 def method_options() -> dict[str, type]:
@@ -203,7 +203,7 @@ def instead_of_data(flag: str) -> Iterator[None]:
 
 def record_evaluation(workdir: str, record: evaluation.Record) -> None:
     """Append a record to those of the run."""
-    evaluation.write(Path(workdir) / "evaluations.jsonl", record)
+    bucket.append_line(workdir, "evaluations.jsonl", lambda path: evaluation.write(path, record))
 
 
 # ------------------------------------------------------------------------------------------ features
@@ -211,7 +211,7 @@ def record_evaluation(workdir: str, record: evaluation.Record) -> None:
 
 def build(config: ConfigDict, workdir: str = "") -> Run:
     """The network of a config without parameters, for the data of the run in `workdir`, else the config's."""
-    data = loading.data_of(Path(workdir), config) if workdir else training.load_data(config)
+    data = loading.data_of(bucket.reading(workdir), config) if workdir else training.load_data(config)
     return training.build(config, data)
 
 

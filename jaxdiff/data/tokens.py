@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from jaxdiff.errors import nearest, optional_import
+from jaxdiff.remote import local
 
 Tokenize = Callable[[Sequence[str]], tuple[Int32[np.ndarray, "b l"], Bool[np.ndarray, "b l"]]]
 PADS = ("<pad>", "[PAD]", "<|endoftext|>")  # of T5, BERT and the first CLIP
@@ -24,7 +25,8 @@ def tokenizer(path: str | os.PathLike, length: int, pad: str | None = None) -> T
     <|endoftext|>; the bigG encoder of SDXL and SD3 was trained with "!".
     """
     library = _library()
-    file = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
+    path = local(path)
+    file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(
             f"no tokenizer at {file}; tried {file.resolve()}: give the tokenizer.json that is published with the "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,6 +21,7 @@ from jaxdiff.evaluation.frechet import Moments, update
 from jaxdiff.evaluation.report import digest
 from jaxdiff.models import dinov2, efficientnet, inception
 from jaxdiff.models.resize import RESIZERS, as_float
+from jaxdiff.remote import local
 from jaxdiff.trees import AnyArray, Params
 
 FilePath: TypeAlias = str | os.PathLike
@@ -134,8 +134,9 @@ SOURCES = {
 
 def _load(name: str, path: FilePath | None) -> tuple[nn.Module, Params, str]:
     """Model, parameters and hash; the error says what to download and how to convert it."""
-    if path is None or not Path(path).is_file():
-        where = "no path was given" if path is None else f"there is no file {Path(path).resolve()}"
+    path = None if path is None else local(path)
+    if path is None or not path.is_file():
+        where = "no path was given" if path is None else f"there is no file {path.resolve()}"
         raise FileNotFoundError(f"feature network {name!r} needs its weights, but {where}: {SOURCES[name]}")
     return *weights.load(path, name), digest(path)
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxdiff.files import read_npz, replacing
+from jaxdiff.remote import local
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -138,8 +139,9 @@ def load_stats(
     path: str | os.PathLike, count: int | None = None, *, default_count: int | None = None
 ) -> tuple[Moments, Moments | None, str | None]:
     """As `load_moments`, with moments of spatial features and the protocol of the file, where it has them."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no reference statistics at {path}; tried {Path(path).resolve()}")
+    path = local(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no reference statistics at {path}; tried {path.resolve()}")
     arrays = read_npz(path, ("mu", "sigma", "mu_s", "sigma_s", "count", "protocol"))
     stored = int(arrays["count"]) if "count" in arrays else None
     protocol = str(arrays["protocol"]) if "protocol" in arrays else None

@@ -17,6 +17,7 @@ from jaxdiff.evaluation.frechet import Moments, frechet_distance, moments_of
 from jaxdiff.evaluation.kid import kid
 from jaxdiff.evaluation.metrics import inception_score
 from jaxdiff.evaluation.prdc import prdc
+from jaxdiff.remote import local
 
 Record: TypeAlias = dict[str, Any]  # metrics by name, and `protocol`
 
@@ -125,7 +126,7 @@ def _plain(value: object) -> object:
 def digest(source: str | os.PathLike | ArrayLike) -> str:
     """sha256 of a file's bytes, or of an array's dtype, shape and bytes: the hash a protocol names."""
     if isinstance(source, (str, os.PathLike)):
-        with open(source, "rb") as file:
+        with open(local(source), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     array = np.ascontiguousarray(source)
     return hashlib.sha256(f"{array.dtype.str}{array.shape}".encode() + array.tobytes()).hexdigest()

@@ -55,7 +55,8 @@ def devices_of(machine: Topology) -> Devices:
         return jax.devices("cpu")[: machine.chips]
     if importlib.util.find_spec("libtpu") is None:
         raise ImportError(
-            "planning for a TPU needs its compiler, which needs no TPU: pip install libtpu (Linux on x86-64)"
+            "planning for a TPU needs its compiler, which needs no TPU: pip install libtpu, or jaxdiff[plan] (Linux on "
+            "x86-64)"
         )
     for name, value in ALONE.items():
         os.environ.setdefault(name, value)

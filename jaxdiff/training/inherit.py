@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from jaxdiff.errors import choose
 from jaxdiff.methods import METHODS
-from jaxdiff.training import export
+from jaxdiff.training import bucket, export
 
 STAGES = {"sfd": ("sfd",)}  # methods that also distil the students of others
 
@@ -20,7 +20,7 @@ def recipes() -> list[str]:
 
 def run_config(path: str | Path) -> ConfigDict:
     """The config of the run that is to be the teacher."""
-    folder = Path(path).expanduser()
+    folder = bucket.reading(path)
     if not folder.is_dir():
         found = "is a file, which does not say how its network was trained" if folder.exists() else "does not exist"
         raise FileNotFoundError(

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from jaxdiff.data import Dataset, DataSpec, spec
 from jaxdiff.denoisers import Denoiser
 from jaxdiff.methods import TrainState, exported
-from jaxdiff.training import autoguidance, components, export, parameters, snapshots, state
+from jaxdiff.training import autoguidance, bucket, components, export, parameters, snapshots, state
 from jaxdiff.training.build import Run, build, check_sampling, load_data
 from jaxdiff.training.evaluate import main_metric
 from jaxdiff.training.sampling import Sampler, Texts, from_prompts, mesh_of
@@ -34,7 +34,8 @@ def load(
     """The run in a workdir, for sampling.
 
     Args:
-        workdir: its folder; config.json, data.json and export.safetensors are read.
+        workdir: its folder, or a URL such as gs://bucket/run or hf://owner/repo; config.json, data.json and
+            export.safetensors are read.
         config: its own config with changes, for example to `config.sample`.
         devices: those to use; by default all.
         step: a kept checkpoint instead of the exported parameters: its number, or "best", the least by
@@ -47,7 +48,7 @@ def load(
         FileNotFoundError: there is no run in the folder.
         ValueError: the config changes how a student was trained, or the step is not kept.
     """
-    folder = Path(workdir).expanduser()
+    folder = bucket.reading(workdir, checkpoints=step != "")
     trained = export.read_config(folder)
     config = trained if config is None else config
     check_sampling(config, trained)
@@ -64,7 +65,7 @@ def opened(folder: Path, config: ConfigDict, data: DataSpec, mesh: Mesh, checkpo
     run = build(config, data)
     if not config.sample.weak:
         return SavedRun(folder, run, mesh, checkpoint)
-    source = Path(config.sample.weak).expanduser()
+    source = bucket.reading(config.sample.weak)
     weak = SavedRun(source, autoguidance.weak_run(source, run, data), mesh)
     return SavedRun(folder, autoguidance.guided_run(run, weak.run), mesh, checkpoint, weak)
 

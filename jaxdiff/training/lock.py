@@ -18,15 +18,22 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 FILE = ".lock"
 BEAT, PATIENCE = 15.0, 60.0  # seconds between touches of the file; without one, after which a remote lock is stale
-_held: dict[Path, WorkdirLock] = {}
+held: dict[Path | str, Releasable] = {}  # by this process, by path or URL
 
 
 class Locked(RuntimeError):
     """Another process trains in this workdir."""
+
+
+class Releasable(Protocol):
+    """A lock of this process."""
+
+    def release(self) -> None:
+        """Give it up."""
 
 
 class Owner(NamedTuple):
@@ -50,7 +57,7 @@ class WorkdirLock:
         self.path, self.owner = path, owner
         self._released = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()
-        _held[path] = self
+        held[path] = self
 
     def _beat(self) -> None:
         while not self._released.wait(BEAT):
@@ -60,7 +67,7 @@ class WorkdirLock:
     def release(self) -> None:
         """Remove the file, if it is still this process's own."""
         self._released.set()
-        _held.pop(self.path, None)
+        held.pop(self.path, None)
         with contextlib.suppress(OSError):
             if read(self.path) == self.owner:
                 self.path.unlink()
@@ -68,8 +75,8 @@ class WorkdirLock:
 
 def release_all() -> None:
     """Release every lock of this process, which is about to exit."""
-    for held in list(_held.values()):
-        held.release()
+    for each in list(held.values()):
+        each.release()
 
 
 def acquire(workdir: Path) -> WorkdirLock:

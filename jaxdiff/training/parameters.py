@@ -23,7 +23,7 @@ from jaxdiff.conditions import Conditions
 from jaxdiff.conventions import DDPM, Convention
 from jaxdiff.errors import choose
 from jaxdiff.methods import Frozen
-from jaxdiff.training import components, export
+from jaxdiff.training import bucket, components, export
 from jaxdiff.trees import Params, Tree, by_name, mismatches, path_name
 
 PUBLIC = tuple(name for name, kind in weights.KINDS.items() if kind.conventions)  # kinds of weights of denoisers
@@ -47,7 +47,7 @@ def read(source: str | Path, kind: str, model: nn.Module) -> Loaded:
 
     The layout of public weights follows `model` where it cannot be inferred from the file.
     """
-    path = Path(source).expanduser()
+    path = bucket.reading(source)
     choose(kind, ("run", *PUBLIC), "kind of parameters")
     if kind == "run":
         conventions = (components.convention_of(export.read_config(path)),) if path.is_dir() else ()

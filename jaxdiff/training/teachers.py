@@ -29,7 +29,7 @@ from jaxdiff.methods import Frozen, Method, Teacher, TrainState
 from jaxdiff.methods.method import Batch, Metrics
 from jaxdiff.methods.sfd import teacher_model
 from jaxdiff.models import bind
-from jaxdiff.training import components, export, parameters
+from jaxdiff.training import bucket, components, export, parameters
 from jaxdiff.training.own import teacher_of
 from jaxdiff.trees import Params
 
@@ -119,7 +119,7 @@ def _path(config: ConfigDict) -> Path:
             "distillation needs a teacher: --config.teacher.path=WORKDIR of a run (train one with: jaxdiff train "
             "--config=configs/digits.py --workdir=runs/digits), or a weights file with --config.teacher.kind=edm"
         )
-    return Path(config.teacher.path).expanduser()
+    return bucket.reading(config.teacher.path)
 
 
 def _check_run(path: Path, config: ConfigDict, network: nn.Module, convention: Convention, data: DataSpec) -> None:

@@ -39,7 +39,7 @@ from jaxdiff.training.sharding import Devices, check_batch, check_host_memory, c
 from jaxdiff.training.state import Guard, check_finite, compile_step, declare, guarded_step, model_flops, save
 from jaxdiff.training.stop import Stop
 from jaxdiff.training.watchdog import Watchdog
-from jaxdiff.training.workdir import finished, locked, note_changes, write_records
+from jaxdiff.training.workdir import begun, finished, locked, note_changes, write_records
 
 
 class Result(NamedTuple):
@@ -67,7 +67,7 @@ def train(
 
     Args:
         config: what `get_config` of a config file returns.
-        workdir: folder for checkpoints, logs, samples and the exported parameters.
+        workdir: folder for checkpoints, logs, samples and the exported parameters; also a URL, such as gs://bucket/run.
         quiet: print nothing.
         devices: those to use; by default all.
         allow_config_change: resume although the config or the data differ from those the run began with in what alters
@@ -89,12 +89,11 @@ def train(
         "on_metrics": on_metrics,
     }
     if config.curriculum:
-        return train_stages(config, Path(workdir), devices, how)
+        return train_stages(config, workdir, devices, how)
     run, mesh = prepare(config, devices)
     distributed.agree(config.to_dict(), run.data.fingerprint)
     declared = declare(run, mesh)
-    resumes = state.has_checkpoint(Path(workdir) / "checkpoints")
-    frozen = {} if resumes else state.read_frozen(run)
+    frozen = {} if begun(workdir) else state.read_frozen(run)
     with locked(workdir) as root:
         return train_in(root, run, mesh, declared, frozen, **how)
 
@@ -161,7 +160,7 @@ def prepare(config: ConfigDict, devices: Devices = None) -> tuple[Run, Mesh]:
     return run, mesh
 
 
-def train_stages(config: ConfigDict, workdir: Path, devices: Devices, how: dict[str, Any]) -> Result:
+def train_stages(config: ConfigDict, workdir: str | os.PathLike, devices: Devices, how: dict[str, Any]) -> Result:
     """Train the stages of a curriculum in their folders, each from the previous parameters; skip finished stages."""
     staged = stages(config)
     ready = [prepare(stage, devices) for _, stage in staged]  # errors of the last stage before training the first

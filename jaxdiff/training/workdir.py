@@ -10,8 +10,9 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from jaxdiff import remote
 from jaxdiff.data import spec
-from jaxdiff.training import continuity, distributed, export, lock, snapshots
+from jaxdiff.training import bucket, continuity, distributed, export, lock, snapshots, state
 from jaxdiff.training.build import Run
 from jaxdiff.training.logs import Logger
 
@@ -21,9 +22,20 @@ def finished(root: Path, steps: int) -> bool:
     return (root / export.FILE).is_file() and (root / "checkpoints" / str(steps)).is_dir()
 
 
+def begun(workdir: str | os.PathLike) -> bool:
+    """Whether there is a checkpoint to resume from."""
+    if remote.is_remote(workdir):
+        return bucket.has_checkpoint(workdir)
+    return state.has_checkpoint(Path(workdir) / "checkpoints")
+
+
 @contextmanager
 def locked(workdir: str | os.PathLike) -> Iterator[Path]:
-    """The run's folder: created, the same for all processes, and closed to other runs."""
+    """The run's folder: created, the same for all processes, and closed to other runs; one in a bucket is mirrored."""
+    if remote.is_remote(workdir):
+        with bucket.opened(workdir) as root:
+            yield root
+        return
     root = distributed.in_step(lambda: make_folder(workdir))
     distributed.check_shared(root)
     held = distributed.in_step(lambda: lock.acquire(root) if jax.process_index() == 0 else None)

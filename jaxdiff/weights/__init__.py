@@ -75,7 +75,8 @@ def load(source: Source, kind: str, **overrides: Any) -> tuple[nn.Module, Params
     Feature networks are called with images alone, see `jaxdiff.evaluation.feature_net`; LPIPS with two batches of them.
 
     Args:
-        source: an .npz or .safetensors file, or a dict of arrays.
+        source: an .npz, .safetensors or Flax .msgpack file, its URL (gs://, s3://, hf://owner/repo/file), or a dict of
+            arrays.
         kind: a name in `weights.KINDS`.
         overrides: fields that names and shapes do not determine (heads), and how it runs (dtype, remat, scan, dropout).
 

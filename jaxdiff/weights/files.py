@@ -1,4 +1,4 @@
-"""Named arrays in `.npz` and `.safetensors` files. Pickle is never used.
+"""Named arrays in `.npz`, `.safetensors` and (read only) `.msgpack` files. Pickle is never used.
 
 A `.safetensors` file written here has a checksum of its arrays and metadata, which is verified when it is read; files
 of others have none.
@@ -19,25 +19,29 @@ from safetensors.numpy import save_file
 
 from jaxdiff.checksums import digest_of
 from jaxdiff.files import CHECKSUM, DamagedFile, read_npz, replacing
+from jaxdiff.remote import local
 from jaxdiff.trees import AnyArray
+from jaxdiff.weights import msgpack
 
 Source = Mapping[str, AnyArray] | str | os.PathLike
 
 
 def read(source: Source) -> dict[str, np.ndarray]:
-    """The named arrays of a dict, an `.npz` or a `.safetensors` file."""
+    """The named arrays of a dict, or of an `.npz`, `.safetensors` or Flax `.msgpack` file."""
     if isinstance(source, Mapping):
         return {name: np.asarray(array) for name, array in source.items()}
-    path = Path(source)
-    if path.suffix not in (".npz", ".safetensors"):
+    path = local(source)
+    if path.suffix not in (".npz", ".safetensors", ".msgpack"):
         raise ValueError(
-            f"cannot read weights from {path.name!r}: give a dict of arrays, a .npz or a .safetensors file; "
-            "docs/weights.md shows how to convert a pickled checkpoint in a separate environment"
+            f"cannot read weights from {path.name!r}: give a dict of arrays, a .npz, a .safetensors or a Flax .msgpack "
+            "file; docs/weights.md shows how to convert a pickled checkpoint in a separate environment"
         )
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}; tried {path.resolve()}")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
+    if path.suffix == ".msgpack":
+        return msgpack.read(path)
     return {name: _named(array) for name, array in read_npz(path).items()}
 
 
@@ -61,7 +65,7 @@ def _damage(path: Path, how: str) -> str:
 def metadata(path: str | os.PathLike) -> dict[str, str]:
     """The metadata of a `.safetensors` file, without reading its arrays."""
     try:
-        with safe_open(path, framework="numpy") as file:
+        with safe_open(local(path), framework="numpy") as file:
             return file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise DamagedFile(_damage(Path(path), str(error))) from error
@@ -70,7 +74,7 @@ def metadata(path: str | os.PathLike) -> dict[str, str]:
 def names(path: str | os.PathLike) -> list[str]:
     """The names of the arrays in a `.safetensors` file, without reading them."""
     try:
-        with safe_open(path, framework="numpy") as file:
+        with safe_open(local(path), framework="numpy") as file:
             return list(file.keys())
     except (SafetensorError, OSError) as error:
         raise DamagedFile(_damage(Path(path), str(error))) from error

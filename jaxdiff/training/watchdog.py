@@ -80,7 +80,7 @@ class Watchdog:
             before = now
 
     def look(self, elapsed: float) -> None:
-        """Counts finished steps, `elapsed` seconds after the last look; expires if there was no progress for too long."""
+        """Counts finished steps, `elapsed` seconds after the last look; expires if there was none for too long."""
         self._idle += min(elapsed, 2 * TICK)
         while self._pending and self._pending[0].is_ready():
             self._pending.popleft()

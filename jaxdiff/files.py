@@ -50,8 +50,13 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def _remedy(error: OSError) -> str:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
-    return "free some space" if full else "check the folder and its permissions"
+    return "free some space" if is_full(error) else "check the folder and its permissions"
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether there is no room: on the disk, in a quota, or below a limit on the size of files."""
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return getattr(error, "errno", None) in numbers or any(os.strerror(number) in str(error) for number in numbers)
 
 
 # ------------------------------------------------------------------------------------------ records

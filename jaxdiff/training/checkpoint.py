@@ -21,6 +21,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
+from jaxdiff.files import is_full
 from jaxdiff.methods import TrainState
 from jaxdiff.training import formats, orbax_fixes
 from jaxdiff.training.verify import state_digest
@@ -64,7 +65,11 @@ class OrbaxLog:
 
 
 class _Quiet(logging.FileHandler):
-    """Says nothing if it cannot be written, as on a full disk."""
+    """Says nothing if it cannot be opened or written, as on a full disk."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
@@ -167,9 +172,10 @@ class Checkpoints:
         safe = [s for s in self._complete() if s != step]
         kept = f"the checkpoint of step {max(safe)} is complete" if safe else "there is no complete checkpoint yet"
         cause = str(error).split("\n", 1)[0][:300]
+        remedy = "free some space (or lower checkpoint.keep)" if is_full(error) else "check the disk"
         return (
-            f"could not write the checkpoint of step {step} to {self.directory}: {cause}. {kept}; "
-            "free some space (or lower checkpoint.keep) and rerun the command to resume"
+            f"could not write the checkpoint of step {step} to {self.directory}: {cause}. {kept}; {remedy} and rerun "
+            "the command to resume"
         )
 
     def restore(self, step: int, declared: TrainState) -> TrainState:

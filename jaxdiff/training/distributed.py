@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxdiff.training.launchers import ProcessSpec, find, launched_by
-from jaxdiff.training.peers import REFUSED, RETRY, ending_together, fail
+from jaxdiff.training.peers import REFUSED, RETRY, ending_together, exit_on_abort, fail
 from jaxdiff.training.rendezvous import Late, names, rendezvous, say, token_of
 
 __all__ = [
@@ -61,11 +61,13 @@ def connect(
     if spec is None:
         cluster = launched_by() or ("this machine" if detect else "")
         if cluster:
+            exit_on_abort()
             _connect_by_jax(cluster, coordinator, processes, process, timeout, silence)
         return
     if spec.processes == 1:
         return
     rendezvous(spec, timeout, token_of(config or {}, spec.processes))
+    exit_on_abort()
     try:
         jax.distributed.initialize(
             spec.coordinator,

@@ -2,15 +2,17 @@
 
 A process that fails stores its error in JAX's coordination service, waits until the others have read it, and exits.
 The others poll for such an error, exit with the same code, and never see the lost connection that would abort them. A
-process that is lost without a word shows as a failing collective, on which the others exit with RETRY, or as a missed
-heartbeat, on which JAX aborts them (SIGABRT, code 134); so does the loss of process 0, which runs the service.
+process that is lost without a word shows as a failing collective, or as a missed heartbeat, on which JAX aborts; so it
+does on the loss of process 0, which runs the service. In each case the others exit with RETRY.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -77,6 +79,30 @@ def _wait_for(key: str, count: int) -> None:
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         while time.monotonic() < deadline and len(client.key_value_dir_get(key)) < count:
             time.sleep(POLL / 5)
+
+
+def exit_on_abort() -> None:
+    """From now on, when JAX aborts this process because another is lost, exit with RETRY instead of SIGABRT.
+
+    JAX's callback for it cannot be set from Python. The handler is one of C, since Python's own would run in the main
+    thread, after the abort.
+    """
+    global _on_abort
+    with contextlib.suppress(AttributeError, OSError):  # a system without such a C library
+        _on_abort = ctypes.CFUNCTYPE(None, ctypes.c_int)(_aborted)
+        install = ctypes.CDLL(None).signal
+        install.restype, install.argtypes = ctypes.c_void_p, [ctypes.c_int, type(_on_abort)]
+        install(signal.SIGABRT, _on_abort)
+
+
+_on_abort: Any = None  # kept, for C refers to it
+
+
+def _aborted(_: int) -> None:
+    cause = "aborted by JAX: another process was lost or cannot be reached"
+    os.write(2, f"{cause}. Rerun the command on all hosts to resume from the last complete checkpoint\n".encode())
+    lock.release_all()
+    os._exit(RETRY)
 
 
 class Watch:

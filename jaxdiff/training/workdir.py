@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +13,14 @@ from jax.sharding import Mesh
 
 from jaxdiff import remote
 from jaxdiff.data import spec
+from jaxdiff.errors import raised_on_purpose
+from jaxdiff.files import is_full
 from jaxdiff.training import bucket, continuity, distributed, export, lock, snapshots, state
 from jaxdiff.training.build import Run
 from jaxdiff.training.logs import Logger
+
+# what a disk says of itself, whichever file it was
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 
 
 def finished(root: Path, steps: int) -> bool:
@@ -37,13 +43,30 @@ def locked(workdir: str | os.PathLike) -> Iterator[Path]:
             yield root
         return
     root = distributed.in_step(lambda: make_folder(workdir))
-    distributed.check_shared(root)
-    held = distributed.in_step(lambda: lock.acquire(root) if jax.process_index() == 0 else None)
+    with explained(root):
+        distributed.check_shared(root)
+        held = distributed.in_step(lambda: lock.acquire(root) if jax.process_index() == 0 else None)
+        try:
+            yield root
+        finally:
+            if held is not None:
+                held.release()
+
+
+@contextmanager
+def explained(root: Path) -> Iterator[None]:
+    """A disk that fails is an error of one line, wherever a file of the run is opened, written, moved or removed."""
     try:
-        yield root
-    finally:
-        if held is not None:
-            held.release()
+        yield
+    except OSError as error:
+        named = isinstance(error.filename, str | bytes) and root in Path(os.fsdecode(error.filename)).parents
+        if raised_on_purpose(error) or not (named or (error.filename is None and error.errno in DISK)):
+            raise
+        what = error.filename if named else f"files in {root}"
+        remedy = "free some space" if is_full(error) else "check the disk and its permissions"
+        raise OSError(
+            f"cannot read or write {what}: {error.strerror}; {remedy} and rerun the command to resume"
+        ) from error
 
 
 def make_folder(workdir: str | os.PathLike) -> Path:

@@ -134,6 +134,7 @@ class EDM2(nn.Module):
     loop: bool = False
     dtype: Dtype = jnp.float32
     remat: bool | str = False  # or one of stacks.REMAT
+    attend_between: bool = True  # attention in the first block of the decoder
     patch: int = 1  # pixels along a side of what is convolved as one
     scalars: tuple[str, ...] = ()  # further scalar conditions, embedded as zero at initialisation, as ("tau",)
 
@@ -219,7 +220,7 @@ class EDM2(nn.Module):
         for level in range(deepest, -1, -1):
             side = self.resolution // self.patch >> level
             if level == deepest:
-                x = run(x, f"dec_{side}x{side}_in0", x.shape[-1], True, decoder=True)
+                x = run(x, f"dec_{side}x{side}_in0", x.shape[-1], self.attend_between, decoder=True)
                 x = run(x, f"dec_{side}x{side}_in1", x.shape[-1], decoder=True)
             else:
                 x = run(x, f"dec_{side}x{side}_up", x.shape[-1], decoder=True, resample="up")

@@ -86,7 +86,11 @@ PARAMETERS = {
     ("flux_dmd", ""): 11_901_408_320,
     ("sd35_sfd", ""): 2_243_171_520 + 384**2 * 1536,
 }
-UPDATES = {"flux_sfd": 313_786_368, "flux_dmd": 313_786_368, "sd35_sfd": 64 * 1536 * (13 * 55 + 10 * 46 + 30)}  # trained at rank 64
+UPDATES = {
+    "flux_sfd": 313_786_368,
+    "flux_dmd": 313_786_368,
+    "sd35_sfd": 64 * 1536 * (13 * 55 + 10 * 46 + 30),
+}  # trained at rank 64
 
 
 def module(name):

@@ -14,7 +14,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 FILES = ("data", "images", "weights", "inception", "lpips")
-PATHS = ("teacher", "out", "workdir", *FILES)  # flags that name files of one machine
+PATHS = ("teacher", "out", "workdir", "state", *FILES)  # flags that name files of one machine
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:

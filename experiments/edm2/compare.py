@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -28,6 +31,7 @@ from experiments.common.results import plt
 from experiments.common.tables import cell, show
 from jaxdiff import evaluation, flops, training
 from jaxdiff.configs import digits, fashion
+from jaxdiff.files import replacing
 from jaxdiff.methods import exported
 from jaxdiff.training import Run
 from jaxdiff.training.evaluate import eval_sampler
@@ -36,6 +40,7 @@ from jaxdiff.trees import size_of
 
 NETWORKS = ("DDPM++", "EDM2")
 NET = "efficientnet_lite0"
+PIECE = 10  # steps between looks at the clock
 SIDE = 128  # pixels to which images are resized for it
 
 
@@ -47,9 +52,9 @@ def config_of(name: str, args: argparse.Namespace) -> ConfigDict:
         c.train.steps, c.eval.samples = args.steps, args.samples
         if args.images:
             c.data.options = ConfigDict({"images": args.images})
-            c.model.fields.update(width=24, channel_mult=(1, 2, 2), blocks=1)
+            c.model.fields.update(width=16, channel_mult=(1, 2, 4), blocks=1)
             c.sample.solver, c.sample.timestamps = "dpmpp2m", 16
-            c.sample.batch_size, c.eval.reference = 250, 5000
+            c.sample.batch_size, c.eval.reference, c.eval.weights = 250, 5000, args.weights
         else:
             c.optim.decay_images = images
         if name == "EDM2":
@@ -71,31 +76,55 @@ def cost(run: Run) -> int:
 
 
 class Training:
-    """One network in training: its state, CPU time and distances at the marks."""
+    """One network in training: its state, CPU time and distances at the marks, kept in a file if there is one."""
 
-    def __init__(self, name: str, loop: Loop, quality: Quality, seed: int) -> None:
-        self.name, self.loop, self.quality, self.seed = name, loop, quality, seed
+    def __init__(self, name: str, loop: Loop, seed: int, file: Path | None) -> None:
+        self.name, self.loop, self.seed, self.file = name, loop, seed, file
         self.state = loop.init(seed)
-        self.sampler = eval_sampler(loop.run, make_mesh())
         self.step, self.spent = 0, 0.0
         self.distances: list[float] = []
         self.hours: list[float] = []
-        self.images = np.zeros(0)
+        if file and file.is_file():
+            self._read(file)
 
-    def until(self, mark: int) -> None:
-        """Train to the mark and measure."""
+    def until(self, mark: int, quality: Callable[[], Quality], late: Callable[[], bool]) -> bool:
+        """Train to the mark and measure there; False if it is late, and what was done is kept."""
         run = self.loop.run
-        steps, size = range(self.step, mark), run.config.data.batch_size
-        batches = (run.select(run.data.batch(i, size)) for i in steps)
-        keys = (jax.random.fold_in(jax.random.key(self.seed), i) for i in steps)
-        self.state, seconds = self.loop.train(self.state, batches, keys)
-        self.step, self.spent = mark, self.spent + seconds
-        found = self.sampler.batches(exported(self.state), run.config.eval.samples, run.config.eval.seed)
-        self.images = np.concatenate([images for images, _ in found])
-        self.distances.append(self.quality.measure(self.images)["frechet"])
-        self.hours.append(self.spent / 3600)
-        distance = f"{self.distances[-1]:.3f} after {self.spent:.0f} CPU seconds"
-        print(f"{self.name}, seed {self.seed}, step {mark}: {distance}", flush=True)
+        size, before = run.config.data.batch_size, self.step
+        while self.step < mark and not late():
+            steps = range(self.step, min(self.step + PIECE, mark))
+            batches = (run.select(run.data.batch(i, size)) for i in steps)
+            keys = (jax.random.fold_in(jax.random.key(self.seed), i) for i in steps)
+            self.state, seconds = self.loop.train(self.state, batches, keys)
+            self.step, self.spent = steps.stop, self.spent + seconds
+        measured = self.step == mark and not late()
+        if measured:
+            self.distances.append(quality().measure(self.samples())["frechet"])
+            self.hours.append(self.spent / 3600)
+        if self.file and (measured or self.step > before):
+            self._write(self.file)
+        distance = f", distance {self.distances[-1]:.3f}" if measured else ""
+        print(f"{self.name}, seed {self.seed}, step {self.step}: {self.spent:.0f} CPU seconds{distance}", flush=True)
+        return measured
+
+    def samples(self) -> np.ndarray:
+        """Images of the parameters as they are."""
+        c = self.loop.run.config.eval
+        found = eval_sampler(self.loop.run, make_mesh()).batches(exported(self.state), c.samples, c.seed)
+        return np.concatenate([images for images, _ in found])
+
+    def _write(self, file: Path) -> None:
+        leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.state))}
+        progress = {"step": self.step, "spent": self.spent, "distances": self.distances, "hours": self.hours}
+        with replacing(file) as unfinished:
+            np.savez(unfinished, **leaves, **progress)
+
+    def _read(self, file: Path) -> None:
+        leaves, structure = jax.tree.flatten(self.state)
+        with np.load(file, allow_pickle=False) as stored:
+            self.state = jax.tree.unflatten(structure, [jnp.asarray(stored[str(i)]) for i in range(len(leaves))])
+            self.step, self.spent = int(stored["step"]), float(stored["spent"])
+            self.distances, self.hours = stored["distances"].tolist(), stored["hours"].tolist()
 
 
 def quality_of(run: Run, net: str, weights: str) -> Quality:
@@ -117,6 +146,8 @@ def main() -> None:
     p.add_argument("--rate", type=float, default=0.01, help="learning rate of EDM2")
     p.add_argument("--constant", type=float, default=0.1, help="part of EDM2's training before its rate decays")
     p.add_argument("--width", type=float, default=0.1, help="relative width of EDM2's average")
+    p.add_argument("--state", default="", help="folder that keeps the trainings at each mark, to continue there")
+    p.add_argument("--seconds", type=float, default=0.0, help="with --state: stop after so long; 0: never")
     p.add_argument("--out", default="runs/experiments", help="folder for the JSON and PNG files")
     p.add_argument("--tiny", action="store_true", help="a few steps of small networks, to try the script")
     args = p.parse_args()
@@ -124,9 +155,12 @@ def main() -> None:
         args.steps, args.marks, args.samples, args.seeds = 4, 2, 64, 1
     if args.steps % args.marks:
         p.error(f"--steps={args.steps} is not a multiple of --marks={args.marks}")
+    if args.state:
+        Path(args.state).mkdir(parents=True, exist_ok=True)
     for file in (args.images, args.weights, args.inception):
         if file and not Path(file).is_file():
             p.error(f"no file {file}")
+    begun = time.monotonic()
     use_compile_cache()
     marks, names = marks_of(args.steps, args.marks), args.networks.split(",")
     data = training.load_data(config_of(names[0], args))
@@ -135,16 +169,21 @@ def main() -> None:
     for name, run in runs.items():
         parameters = size_of(jax.eval_shape(run.method.init, jax.random.key(0), run.example(1)).params["student"])
         print(f"{name}: {parameters / 1e6:.2f} M values, {costs[name] / 1e6:.2f} M multiply-adds per image", flush=True)
-    quality = quality_of(runs[names[0]], NET if args.images else "digits", args.weights)
+    quality = cache(lambda: quality_of(runs[names[0]], NET if args.images else "digits", args.weights))
     loops = {name: Loop(run, time.process_time) for name, run in runs.items()}
     found: dict[str, list[Training]] = {name: [] for name in names}
+
+    def late() -> bool:
+        return 0 < args.seconds < time.monotonic() - begun
+
     for seed in range(args.seeds):
-        pair = [Training(name, loop, quality, seed) for name, loop in loops.items()]
-        for one in pair:
-            found[one.name].append(one)
-        for mark in marks:
-            for one in pair:
-                one.until(mark)
+        for name, loop in loops.items():
+            file = Path(args.state) / f"{name}_{seed}.npz" if args.state else None
+            found[name].append(Training(name, loop, seed, file))
+        for i, mark in enumerate(marks):
+            for one in (found[name][seed] for name in names):
+                if len(one.hours) <= i and not one.until(mark, quality, late):
+                    return
     report(args, marks, found, costs, fids(args, found))
 
 
@@ -157,7 +196,7 @@ def fids(args: argparse.Namespace, found: dict[str, list[Training]]) -> dict[str
     with config.unlocked():
         config.eval.reference = args.samples
     judge = quality_of(first.loop.run, "inception", args.inception)
-    return {name: [judge.measure(one.images)["frechet"] for one in seeds] for name, seeds in found.items()}
+    return {name: [judge.measure(one.samples())["frechet"] for one in seeds] for name, seeds in found.items()}
 
 
 def report(
@@ -172,7 +211,7 @@ def report(
     hours = {name: np.mean([one.hours for one in seeds], 0).tolist() for name, seeds in found.items()}
     rows = [
         [name, f"{costs[name] / 1e6:.2f} M", f"{3600 * hours[name][-1]:.0f} s", *map(cell, zip(*curve, strict=True))]
-        + [cell(fid[name])] * bool(fid)
+        + [cell(values) for values in (fid.get(name),) if values]
         for name, curve in frechet.items()
     ]
     features = "EfficientNet-Lite0 features" if args.images else "digit features"

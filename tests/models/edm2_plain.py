@@ -46,7 +46,7 @@ def up(x):
 
 
 def attention(x, p, heads, balance):
-    b, c, h, w = x.shape
+    b, _, h, w = x.shape
     y = conv(x, p["attn_qkv.weight"]).reshape(b, heads, -1, 3, h * w)
     q, k, v = np.moveaxis(normalize(y, (2,)), 3, 0)
     a = np.exp(np.einsum("nhcq,nhck->nhqk", q, k) / np.sqrt(q.shape[2]))
@@ -75,7 +75,9 @@ def fourier(x, p):
     return np.sqrt(2) * np.cos(x[:, None] * p["freqs"] + p["phases"])
 
 
-def draw(seed, resolution, widths, blocks, attended, classes=0, channels=3, noise=0, embed=0, uncertainty=8, head_width=64):
+def draw(
+    seed, resolution, widths, blocks, attended, classes=0, channels=3, noise=0, embed=0, uncertainty=8, head_width=64
+):
     """Random arrays of a network by public name."""
     rng = np.random.default_rng(seed)
     noise, embed = noise or widths[0], embed or max(widths)

@@ -72,10 +72,10 @@ def units(model: nn.Module) -> tuple[float, float]:
     return float(getattr(model, "scale", 1.0)), float(getattr(model, "shift", 0.0))
 
 
-def decoder(config: ConfigDict, data: DataSpec) -> Callable[[AnyArray], np.ndarray] | None:
-    """Latents to images by the autoencoder of config.autoencoder, whose weights are read at the first call.
+def loader(config: ConfigDict, data: DataSpec) -> Callable[[], tuple[nn.Module, Params]] | None:
+    """Reads the autoencoder of config.autoencoder at the first call, and checks that the data are its latents.
 
-    None if the config names no autoencoder: samples stay latents.
+    None if the config names no autoencoder.
     """
     c = config.autoencoder
     if not c.kind:
@@ -94,7 +94,13 @@ def decoder(config: ConfigDict, data: DataSpec) -> Callable[[AnyArray], np.ndarr
             )
         return model, params
 
-    return lambda z: decode(*loaded(), z)
+    return loaded
+
+
+def decoder(config: ConfigDict, data: DataSpec) -> Callable[[AnyArray], np.ndarray] | None:
+    """Latents to images by the autoencoder of the config; None if it names none: samples stay latents."""
+    loaded = loader(config, data)
+    return None if loaded is None else lambda z: decode(*loaded(), z)
 
 
 def check_files(config: ConfigDict) -> None:

@@ -59,6 +59,7 @@ STORED = {
     "t2i512_mmdit": ((64, 64, 4), 0),
     "flux_sfd": ((128, 128, 16), 0),
     "flux_dmd": ((128, 128, 16), 0),
+    "sd35_sfd": ((128, 128, 16), 0),
 }
 PATHS = ("folder",)  # configs whose argument is a path, so that any is allowed
 # published parameter counts
@@ -83,7 +84,13 @@ PARAMETERS = {
     ("flux_sfd", ""): 11_901_408_320,
     ("flux_sfd", "full"): 11_901_408_320,
     ("flux_dmd", ""): 11_901_408_320,
+    ("sd35_sfd", ""): 2_243_171_520 + 384**2 * 1536,
 }
+UPDATES = {
+    "flux_sfd": 313_786_368,
+    "flux_dmd": 313_786_368,
+    "sd35_sfd": 64 * 1536 * (13 * 55 + 10 * 46 + 30),
+}  # trained at rank 64
 
 
 def module(name):
@@ -179,7 +186,8 @@ def test_full_size_builds_and_has_the_published_number_of_parameters(name, arg, 
     """All of the config but its data is used; their constructor's options are checked, its result is a stand-in."""
     config = module(name).get_config(arg)
     if name in STORED and config.data.source != "blank":
-        stand_in(monkeypatch, config.data.source, *STORED[name])
+        pooled = 2048 if name == "sd35_sfd" else 768
+        stand_in(monkeypatch, config.data.source, *STORED[name], pooled)
     if isinstance(config.data.options.get("caption_text"), str):  # a folder that is not here
         with config.unlocked(), config.data.options.ignore_type():
             config.data.options.caption_text = (77, 768)
@@ -189,19 +197,19 @@ def test_full_size_builds_and_has_the_published_number_of_parameters(name, arg, 
     total = count(jax.eval_shape(exported, declared))
     assert total == PARAMETERS.get((name, arg), total)
     trained = count(declared.params["student"])
-    assert trained == (313_786_368 if config.lora.rank else total)  # FLUX's blocks at rank 64
+    assert trained == (UPDATES[name] if config.lora.rank else total)
     assert total == (count(declared.averages["ema"]) if config.method.name == "diffusion" else total)
     for number, unit in re.findall(r"([\d.]+) ([kM])\s+parameters", "" if arg else module(name).__doc__):
         assert total / {"k": 1e3, "M": 1e6}[unit] == pytest.approx(float(number), rel=5e-3)
     plain = name.startswith(("mixture2d", "cifar10", "digits_immiscible", "creatures"))
     unconditional = plain and arg not in ("cond", "cd")
     texts = {"sd15_emd": {"text"}, "flux_sfd": {"text", "pooled"}, "flux_dmd": {"text", "pooled"}}
-    texts |= {"t2i512_mmdit": {"text", "text_mask"}, "t2i_small": {"text", "text_mask"}}
+    texts |= {"sd35_sfd": {"text", "pooled"}, "t2i512_mmdit": {"text", "text_mask"}, "t2i_small": {"text", "text_mask"}}
     assert set(run.conditions.null(SEMANTIC) or {}) == texts.get(name, set() if unconditional else {"label"})
     assert bool(run.conditions.num_classes) == ("label" in run.conditions)
 
 
-def stand_in(monkeypatch, source, shape, classes):
+def stand_in(monkeypatch, source, shape, classes, pooled=768):
     constructor = sources.SOURCES[source]
 
     @functools.wraps(constructor)
@@ -210,7 +218,7 @@ def stand_in(monkeypatch, source, shape, classes):
         if source == "prompts":
             tables = {"text": np.zeros((3, 77, 768), np.float16)}
             if shape[-1] == 16:
-                tables = {"text": np.zeros((3, 512, 4096), np.float16), "pooled": np.zeros((3, 768), np.float16)}
+                tables = {"text": np.zeros((3, 512, 4096), np.float16), "pooled": np.zeros((3, pooled), np.float16)}
             return from_tables("stand-in", tables, options["shape"], "")
         images = np.zeros((2, *shape), np.float32 if shape[-1] == 4 else np.uint8)
         if source == "latents":

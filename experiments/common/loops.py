@@ -32,10 +32,10 @@ def marks_of(steps: int, count: int) -> list[int]:
 
 
 class Loop:
-    """The compiled programs of a run: `init(seed, frozen)`, and `train(state, batches, keys)`."""
+    """The compiled programs of a run: `init(seed, frozen)`, and `train(state, batches, keys)`, timed by `clock`."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
+        self.run, self.clock = run, clock
         # an initialiser runs once per seed: on CPU, spare it the compiler's optimizations
         options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
         self._init = jax.jit(run.method.init, compiler_options=options)
@@ -63,13 +63,13 @@ class Loop:
         if self._step is None:
             step = jax.jit(self.run.method.step, donate_argnums=0)
             self._step = step.lower(state, self.example, jax.random.key(0)).compile()
-        begun, aside = time.monotonic(), 0.0
+        begun, aside = self.clock(), 0.0
         for done, (key, batch) in enumerate(zip(keys, batches, strict=False), 1):
             state, metrics = self._step(state, batch, key)
             if watch is not None and done in marks:
                 jax.block_until_ready(state)
-                paused = time.monotonic()
+                paused = self.clock()
                 watch(done, state, metrics)
-                aside += time.monotonic() - paused
+                aside += self.clock() - paused
         jax.block_until_ready(state)
-        return state, time.monotonic() - begun - aside
+        return state, self.clock() - begun - aside

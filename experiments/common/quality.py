@@ -1,4 +1,4 @@
-"""How near samples come to the digits, in the features of the embedded classifier: distances that are not FIDs."""
+"""How near samples come to the data of a run, in the features of a network: distances that are not FIDs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 
 from jaxdiff import evaluation
+from jaxdiff.evaluation import FeatureNet
 from jaxdiff.training import Run
 from jaxdiff.training.evaluate import reference_features
 
 
-class DigitQuality:
-    """Scores of images against the data of a run on the digits."""
+class Quality:
+    """Scores of images against the data of a run, or `eval.reference` of them, in the features of `net`."""
 
-    def __init__(self, run: Run) -> None:
-        self.net = evaluation.feature_net("digits")
-        self.real = reference_features(run, self.net).features
+    def __init__(self, run: Run, net: FeatureNet) -> None:
+        self.net = net
+        self.real = reference_features(run, net).features
 
     def measure(self, images: Any, labels: Any = None) -> dict[str, float]:
         """Fréchet distance, precision, recall, density, coverage of images rounded to 8 bits; with labels, accuracy."""
@@ -26,3 +27,10 @@ class DigitQuality:
         if labels is not None:
             scores["accuracy"] = float((found.probabilities.argmax(1) == np.asarray(labels)).mean())
         return {**scores, **evaluation.prdc(self.real, found.features)}
+
+
+class DigitQuality(Quality):
+    """Scores of digits, in the features of the embedded classifier."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run, evaluation.feature_net("digits"))

@@ -13,7 +13,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-PATHS = ("teacher", "out", "lpips", "workdir", "data", "work", "run")  # flags that name files of one machine
+FILES = ("data", "images", "weights", "inception", "lpips")
+PATHS = ("teacher", "out", "workdir", "state", "work", "run", *FILES)  # flags that name files of one machine
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:

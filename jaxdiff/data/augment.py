@@ -31,6 +31,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jaxdiff.data.examples import Batch, Fetch
+from jaxdiff.errors import choose
 
 LABELS = 9
 NAMES = ("flip_x", "flip_y", "scale", "rotation", "anisotropy", "anisotropy_angle", "translation")
@@ -92,16 +93,20 @@ def labels_of(parameters: Parameters) -> Array:
 
 
 def apply(images: ArrayLike, parameters: Mapping[str, ArrayLike]) -> tuple[Array, Array]:
-    """The augmented images [n h w c] in [-1, 1], and the labels [n 9] of their augmentation."""
-    missing = sorted(set(NAMES) ^ set(parameters))
-    if missing:
-        raise ValueError(f"augmentation takes the parameters {', '.join(NAMES)}; missing or unknown: {missing}")
-    a = {name: jnp.asarray(value, jnp.float32) for name, value in parameters.items()}
+    """The augmented images [n h w c] in [-1, 1], and the labels [n 9] of their augmentation.
+
+    Parameters that are left out are zero: no such transformation.
+    """
+    for name in parameters:
+        choose(name, NAMES, "augmentation parameter")
     x = jnp.asarray(images, jnp.float32)
-    shapes = {name: value.shape for name, value in a.items()}
+    if x.ndim != 4:
+        raise ValueError(f"augmentation takes images [n h w c], got {x.shape}")
     expected = {name: (len(x), 2) if name == "translation" else (len(x),) for name in NAMES}
-    if x.ndim != 4 or shapes != expected:
-        raise ValueError(f"augmentation takes images [n h w c] and parameters [n], got {x.shape} and {shapes}")
+    a = {name: jnp.asarray(parameters.get(name, jnp.zeros(expected[name])), jnp.float32) for name in NAMES}
+    shapes = {name: value.shape for name, value in a.items() if value.shape != expected[name]}
+    if shapes:
+        raise ValueError(f"augmentation of {len(x)} images takes parameters [n], translation [n 2]; got {shapes}")
     return jax.lax.map(lambda pair: _transform(*pair), (x, a), batch_size=CHUNK), labels_of(a)
 
 

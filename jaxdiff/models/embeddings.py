@@ -56,6 +56,13 @@ def sincos_positions(
     return np.concatenate([columns, rows], axis=-1).astype(np.float32)
 
 
+def position_table(side: int, features: int) -> Float[Array, "{side} {side} {features}"]:
+    """`sincos_positions(side, side, features)` of its two axes, so that tracing it computes no table."""
+    axis = jnp.asarray(sincos_positions(1, side, features)[0, :, : features // 2])
+    shape = (side, side, features // 2)
+    return jnp.concatenate([jnp.broadcast_to(axis, shape), jnp.broadcast_to(axis[:, None], shape)], axis=-1)
+
+
 def _cubic(count: int, base: int) -> Float[np.ndarray, "{count} {base}"]:
     """The matrix that resizes `base` values to `count` by Keys' cubic kernel, with half-pixel centres."""
     centres = (np.arange(count) + 0.5) * base / count - 0.5

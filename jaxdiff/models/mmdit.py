@@ -194,6 +194,6 @@ class MMDiT(nn.Module):
             return jnp.asarray(embeddings.sincos_positions(rows, columns, self.width, self.grid, self.positions))
         if rows > side or columns > side:
             raise ValueError(f"{rows}x{columns} patches exceed the {side}x{side} position table; use a smaller image")
-        table = self.param("positions", lambda key: jnp.asarray(embeddings.sincos_positions(side, side, self.width)))
+        table = self.param("positions", lambda key: embeddings.position_table(side, self.width))
         top, left = (side - rows) // 2, (side - columns) // 2
         return jax.lax.stop_gradient(table)[top : top + rows, left : left + columns]

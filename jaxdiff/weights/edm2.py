@@ -33,7 +33,7 @@ def infer(arrays: Arrays) -> Fields:
         )
     levels = sorted(sides, reverse=True)
     first = f"unet.enc.{levels[0]}x{levels[0]}"
-    widths = [shape_of("edm2", arrays, f"unet.enc.{s}x{s}_block0.conv_res1.weight")[0] for s in levels]
+    widths = [shape_of("edm2", arrays, f"unet.dec.{s}x{s}_block0.conv_res1.weight")[0] for s in levels]
     embed, noise = shape_of("edm2", arrays, "unet.emb_noise.weight")
     width = widths[0]
     for divisor in widths:  # a level may be narrower than the first
@@ -45,7 +45,8 @@ def infer(arrays: Arrays) -> Fields:
         "width": width,
         "channel_mult": tuple(other // width for other in widths),
         "blocks": sum(f"{first}_block{i}.conv_res0.weight" in arrays for i in range(len(arrays))),
-        "attention": tuple(s for s in levels if f"unet.enc.{s}x{s}_block0.attn_qkv.weight" in arrays),
+        "attention": tuple(s for s in levels if f"unet.dec.{s}x{s}_block0.attn_qkv.weight" in arrays),
+        "attend_between": f"unet.dec.{levels[-1]}x{levels[-1]}_in0.attn_qkv.weight" in arrays,
         "num_classes": 0 if label is None else label.shape[1],
         "noise_channels": noise,
         "embed_channels": embed,

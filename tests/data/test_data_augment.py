@@ -85,6 +85,16 @@ def test_rotation_and_scale_of_a_smooth_image():
     np.testing.assert_allclose(np.diff(middle, axis=2), 1 / 15 / 2, atol=2e-3)  # half of the slope: twice as large
 
 
+def test_parameters_that_are_left_out_are_zero():
+    x, drawn = images(12, 16), augment.draw(jax.random.key(3), 2, 1.0)
+    some = {name: drawn[name] for name in ("anisotropy_angle", "scale", "anisotropy")}  # in any order
+    found, labels = augment.apply(x, some)
+    whole, all_labels = augment.apply(x, {**NONE, **some})
+    np.testing.assert_array_equal(found, whole)
+    np.testing.assert_array_equal(labels, all_labels)
+    assert np.abs(found - x).max() > 0.01 and np.count_nonzero(labels) == 6
+
+
 def test_draws_have_their_distributions():
     n, p = 4000, 0.25
     drawn = {name: np.asarray(value) for name, value in augment.draw(jax.random.key(0), n, p).items()}
@@ -137,8 +147,10 @@ def test_training_resumes_to_the_same_bits(tmp_path):
     [
         (lambda: data.load("digits", augment=1.5), r"in \[0, 1\], got 1.5"),
         (lambda: data.load("mixture", augment=0.1), "points of shape .* cannot be augmented"),
-        (lambda: augment.apply(images(), {"scale": np.zeros(2)}), "missing or unknown: .*'flip_x'"),
-        (lambda: augment.apply(images(n=3), NONE), r"images \[n h w c\] and parameters \[n\]"),
+        (lambda: augment.apply(images(), {"scales": np.zeros(2)}), "'scales' .did you mean 'scale'"),
+        (lambda: augment.apply(images(), {"translation": np.zeros(2)}), r"translation \[n 2\]; got .*\(2,\)"),
+        (lambda: augment.apply(images(n=3), NONE), r"3 images takes parameters \[n\]"),
+        (lambda: augment.apply(images()[0], {}), r"images \[n h w c\]"),
     ],
 )
 def test_mistakes(action, message):

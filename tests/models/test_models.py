@@ -284,6 +284,8 @@ def test_position_tables_are_cropped_in_the_centre_and_constant():
 
 def test_sincos_positions_follow_their_definition_column_first():
     table = embeddings.sincos_positions(3, 5, 8)
+    square = embeddings.position_table(6, 8)
+    np.testing.assert_array_equal(square, embeddings.sincos_positions(6, 6, 8))
     omega = np.array([1.0, 1e-2])
     for row, column in [(0, 0), (1, 4), (2, 3)]:
         encode = lambda p: [*np.sin(p * omega), *np.cos(p * omega)]  # noqa: E731

@@ -112,6 +112,9 @@ def test_exponents_decays_and_coefficients_are_the_published_ones():
         found = averaging.posthoc_coefficients(z["in_ofs"], z["in_std"], z["out_ofs"], z["std"])
         np.testing.assert_allclose(found, z["coefficients"], atol=1e-9)
         assert found.dtype == np.float64
+        order = np.random.default_rng(0).permutation(len(z["in_ofs"]))
+        shuffled = averaging.posthoc_coefficients(z["in_ofs"][order], z["in_std"][order], z["out_ofs"], z["std"])
+        np.testing.assert_allclose(shuffled, found[order], atol=1e-9)
 
 
 def test_coefficients_fit_the_profiles():
@@ -135,9 +138,12 @@ def test_coefficients_fit_the_profiles():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (((10, 20), (0.1, 0.4), 20, 0.1), r"must be in \(0, 0.28\], got 0.4"),
+        (((10, 20), (0.1, 0.4), 20, 0.1), r"must be in \(0, 0.2886\], got 0.4"),
         (((10, 10), (0.1, 0.1), 10, 0.2), "same step and width"),
         (((0, 10), (0.1, 0.1), 10, 0.2), "steps above 0"),
+        (((10, np.inf), (0.1, 0.1), 10, 0.2), "steps above 0"),
+        (((10, 20, 30), (0.1, 0.2), 30, 0.1), "3 steps and widths of shape"),
+        (((), (), 30, 0.1), "0 steps"),
     ],
 )
 def test_impossible_coefficients(arguments, message):

@@ -9,11 +9,13 @@ import optax
 import pytest
 from training_runs import IMAGES, assert_same_bits, config_of, lines
 
-from jaxdiff import methods
+from jaxdiff import autoencoders, methods, models, weights
+from jaxdiff.evaluation import feature_net
 from jaxdiff.methods import Frozen, alignment
 from jaxdiff.methods.diffusion import Options
-from jaxdiff.models import DiT, low_rank
-from jaxdiff.training import export, prepare, train
+from jaxdiff.models import DiT, dinov2, low_rank
+from jaxdiff.training import export, load_data, prepare, train
+from jaxdiff.training.alignment import features_of
 from jaxdiff.training.state import declare
 
 ONE = jax.devices()[:1]
@@ -94,6 +96,38 @@ def test_runs_resume_to_the_same_bits_and_export_the_network_alone(tmp_path, lor
     assert not any(name.startswith("hidden") for name in export.read_arrays(workdir))
     shutil.rmtree(workdir / "checkpoints/4")
     assert_same_bits(train(config, workdir, quiet=True, devices=ONE).state, state)
+
+
+def small(kind, model, example, file):
+    """Random weights of a small network, in a file."""
+    params = jax.jit(model.init)(jax.random.key(0), np.zeros(example, np.float32))["params"]
+    weights.save(model, params, kind, file)
+    return params
+
+
+def test_latents_are_decoded_for_the_feature_network(tmp_path):
+    autoencoder, net = models.TAESD(channels=4, width=8, blocks=(1, 1)), dinov2.DINOv2(width=64, depth=1)
+    params = small("taesd", autoencoder, (1, 8, 8, 3), tmp_path / "taesd.npz")
+    small("dinov2", net, (1, 28, 28, 3), tmp_path / "dinov2.npz")
+    z = np.asarray(jax.random.normal(jax.random.key(1), (8, 4, 4, 4)))
+    autoencoders.write(tmp_path / "z.npz", z, autoencoder)
+    align = {"diffusion.align.net": "dinov2", "diffusion.align.path": str(tmp_path / "dinov2.npz")}
+    source = {"data.source": "latents", "data.options": {"path": str(tmp_path / "z.npz")}, "eval.net": ""}
+    changes = {**ALIGN, **align, **source, "diffusion.align.side": 28, "data.batch_size": 8, "train.steps": 2}
+    with pytest.raises(ValueError, match=r"has latents of shape.*--config.autoencoder.kind"):
+        prepare(config_of(IMAGES, changes), ONE)
+    changes |= {"autoencoder.kind": "taesd", "autoencoder.path": str(tmp_path / "taesd.npz"), "train.log_every": 1}
+    config = config_of(IMAGES, changes)
+    features, frozen = features_of(config, load_data(config))
+    found = jax.jit(features)(frozen.load(), z)
+    images = autoencoders.decode(autoencoder, params, z)
+    wanted = jax.jit(feature_net("dinov2", tmp_path / "dinov2.npz", side=28).apply)(images)["patches"]
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    assert found.shape == (8, 2, 2, 64) and np.std(wanted, axis=0).max() > 1e-2  # they depend on the image
+    state = train(config, tmp_path / "run", quiet=True, devices=ONE).state
+    assert set(state.frozen["features"]) == {"net", "autoencoder"}
+    logged = [line["alignment"] for line in lines(tmp_path / "run") if "alignment" in line]
+    assert len(logged) == 2 and np.isfinite(logged).all()
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_autoguidance_between_averages_and_sizes(run, tmp_path):
     [
         ({"ema.snapshot_every": 0}, r"ema.widths=\(0.05, 0.1\) are stored every ema.snapshot_every=0"),
         ({"ema.widths": (0.1, 0.1)}, "different relative widths"),
-        ({"ema.widths": (0.1, 0.5)}, r"must be in \(0, 0.28\], got 0.5"),
+        ({"ema.widths": (0.1, 0.5)}, r"must be in \(0, 0.2886\], got 0.5"),
     ],
 )
 def test_mistakes_in_the_config(changes, message):

@@ -193,6 +193,22 @@ def test_the_lock_of_a_dead_process_here_is_taken_over_at_once(url):
         pass
 
 
+def test_the_hub_is_not_trained_in():
+    with pytest.raises(ValueError, match="jaxdiff push"), bucket.opened("hf://owner/repo"):
+        pass
+
+
+def test_a_copy_to_sample_from_is_not_made_again_for_new_log_lines(url):
+    with bucket.opened(url) as root:
+        (root / "config.json").write_text("{}")
+        (root / "metrics.jsonl").write_text("{}")
+    first = bucket.reading(url)
+    assert [path.name for path in first.iterdir()] == ["config.json"]
+    bucket.append_line(url, "metrics.jsonl", lambda path: path.write_text(path.read_text() + "more"))
+    assert bucket.reading(url) == first
+    assert (bucket.reading(url, logs=True) / "metrics.jsonl").read_text() == "{}more"
+
+
 def test_several_processes_need_a_mounted_bucket(url, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="mount the bucket"), bucket.opened(url):

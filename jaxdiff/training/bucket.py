@@ -111,19 +111,26 @@ class Mirror:
             names = [*remote.listing(self.place, OUTPUT)]
         whole = {name.removesuffix(MARKER) for name in names if name.endswith(MARKER)}
         wanted = [name for name in names if name and self._wanted(name, whole)]
-        left = sorted({step for name in names if (step := self._step_of(name)) and step not in whole})
-        if left:
-            print(
-                f"{self.place.url}: {', '.join(left)} without a marker {MARKER} are incomplete and not resumed from "
-                f"(of a run copied there by hand, write empty objects {left[0]}{MARKER})",
-                flush=True,
-            )
+        self._incomplete(sorted({step for name in names if (step := self._step_of(name)) and step not in whole}), whole)
         for name in wanted:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
         if wanted:
             with naming(self.place.url, "read"):
                 self.place.files.get([self._at(name) for name in wanted], [str(self.root / name) for name in wanted])
         self._known = {name: self._state(name) for name in wanted} | {f"{step}{MARKER}": (0, 0) for step in whole}
+
+    def _incomplete(self, steps: list[str], whole: set[str]) -> None:
+        """Checkpoints without a marker are what a process left that was lost; if there are no others, a user's copy."""
+        if steps and not whole:
+            print(
+                f"{self.place.url}: {', '.join(steps)} without a marker {MARKER} are not resumed from (if they were "
+                f"copied there by hand, write empty objects {steps[0]}{MARKER})",
+                flush=True,
+            )
+            return
+        for step in steps:
+            with naming(self.place.url, "write"), suppress(FileNotFoundError):
+                self.place.files.rm(self._at(step), recursive=True)
 
     def _wanted(self, name: str, whole: set[str]) -> bool:
         parts = name.split("/")

@@ -55,6 +55,8 @@ def place_of(path: FilePath) -> Place:
 
     url = url_of(path)
     scheme = url.partition(":")[0]
+    if scheme in ("file", "local"):
+        raise ValueError(f"{url} is a file of this machine: give its path, without {scheme}://")
     try:
         files, inside = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:

@@ -1,7 +1,7 @@
 """Executes the notebooks as they are and stores their outputs: python notebooks/refresh.py [NAME ...]
 
 Takes minutes per notebook on two cores. Execution counts and metadata of cells are dropped, so that a refresh changes
-outputs alone.
+outputs alone. Figures of cells tagged "gallery" are written to docs/gallery too.
 
     python notebooks/refresh.py --colab=OWNER/NAME
 
@@ -11,6 +11,7 @@ there.
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
+GALLERY = FOLDER.parent / "docs" / "gallery"
 BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
 
 
@@ -63,6 +65,15 @@ def refresh(path: Path) -> None:
                 if "execution_count" in output:
                     output.execution_count = None
     nbformat.write(notebook, path)
+    for file, content in gallery(notebook, path.stem).items():
+        (GALLERY / file).write_bytes(content)
+
+
+def gallery(notebook: nbformat.NotebookNode, name: str) -> dict[str, bytes]:
+    """The figures of cells tagged "gallery", which docs/gallery.md shows, by file name."""
+    tagged = [cell for cell in notebook.cells if "gallery" in cell.metadata.get("tags", ())]
+    figures = [out.data["image/png"] for cell in tagged for out in cell.outputs if "image/png" in out.get("data", {})]
+    return {f"{name}_{i}.png": base64.b64decode(figure) for i, figure in enumerate(figures)}
 
 
 def main() -> None:

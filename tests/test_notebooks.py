@@ -93,6 +93,16 @@ def test_the_line_for_colab_is_below_the_title_and_there_once():
     assert refresh.with_badge(once, "compare", "me/jaxdiff") == once
 
 
+def test_the_gallery_shows_the_figures_of_the_notebooks():
+    made = {}
+    for path in NOTEBOOKS:
+        made |= refresh.gallery(nbformat.read(path, as_version=4), path.stem)
+    stored = {path.name: path.read_bytes() for path in refresh.GALLERY.glob("*.png")}
+    assert stored == made and len(made) >= 5
+    page = refresh.GALLERY.with_suffix(".md").read_text()
+    assert all(f"gallery/{name}" in page for name in made)
+
+
 @each_notebook
 def test_runs_and_draws(path, tmp_path):
     outputs = [output for cell in execute(path, tmp_path).cells for output in cell.get("outputs", [])]

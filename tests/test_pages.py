@@ -1,11 +1,12 @@
 """Parts of HTML pages: colours that can be read on both backgrounds, lengths of bars, legends of plots."""
 
 import re
+import sys
 
 import numpy as np
 import pytest
 
-from jaxdiff import pages
+from jaxdiff import pages, quickstart
 
 
 def luminance(color):
@@ -58,3 +59,14 @@ def test_every_series_and_mark_has_a_row_of_the_legend_inside_the_picture():
 
 def test_a_series_that_is_not_joined_is_dots():
     assert "polyline" not in pages.plot([pages.Series("a", [(1.0, 1.0), (2.0, 3.0)], line=False)], "x", "y")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_rows_are_printed_above_a_bar_on_a_terminal_and_alone_elsewhere(terminal, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with quickstart.Progress(2) as progress:
+        progress.advance("first")
+        progress.advance("second")
+    printed = capsys.readouterr()
+    assert printed.out == "first\nsecond\n"
+    assert ("2/2" in printed.err) == terminal

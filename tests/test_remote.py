@@ -76,6 +76,8 @@ def test_what_is_not_there_and_what_cannot_be_opened(monkeypatch):
         remote.local("memory://bucket/none")
     with pytest.raises(ValueError, match="gs://, s3://"):
         remote.local("nosuch://bucket/none")
+    with pytest.raises(ValueError, match="without file://"):
+        remote.local("file:///tmp/none")
     for scheme, module, extra in (("gs", "gcsfs", "gcs"), ("s3", "s3fs", "s3")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ModuleNotFoundError, match=rf'pip install "jaxdiff\[{extra}\]"'):

@@ -35,7 +35,7 @@ COMMAND = Command(
     "Train a config, or resume the run in --workdir (its stored config is used without --config).",
     run,
     (
-        Flag("workdir", "", "folder for checkpoints, logs and samples; a run there is resumed"),
+        Flag("workdir", "", "folder or gs://, s3:// URL for checkpoints, logs and samples; a run there is resumed"),
         Flag("dry_run", False, "print the config and parameter shapes without training"),
         Flag("allow_config_change", False, "resume with a config or data that alter the result of the run so far"),
         Flag("init_from", "", "a workdir to initialise matching parameters from"),

@@ -20,6 +20,7 @@ from jaxdiff.compare.measure import Meter, with_samples
 from jaxdiff.compare.settings import Budget, Record, Settings, check_folder, method_name, stored
 from jaxdiff.compare.students import Stopped
 from jaxdiff.errors import choose
+from jaxdiff.remote import is_remote
 from jaxdiff.training import Sampler, SavedRun, inherit, open_teacher
 from jaxdiff.training.components import with_nfe
 
@@ -70,7 +71,7 @@ def compare(
 
 
 def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+    return path if is_remote(path) else str(Path(path).expanduser().absolute())
 
 
 def _scales(teacher: SavedRun, settings: Settings) -> tuple[tuple[float, ...], str]:

@@ -32,12 +32,13 @@ INTERVAL = 30.0  # seconds between copies to the bucket
 STEPS = "checkpoints"  # folder of the checkpoints
 MARKER = ".complete"  # after the number of a step: its checkpoint is complete
 OUTPUT = ("samples", "tensorboard", "profile", "wandb")  # folders that a run writes and never reads
-UNREAD = (*OUTPUT, STEPS, "averages")  # what sampling from a run does not need
+WRITTEN = (*OUTPUT, STEPS, "averages")  # those that sampling does not read
+LOGS = ("metrics.jsonl", "evaluations.jsonl", "history.json", "orbax.log")  # would make each copy another version
 
 
-def reading(workdir: remote.FilePath, checkpoints: bool = False) -> Path:
-    """A run's folder to read from: a local one as it is, or a copy of what is at a URL, on request with checkpoints."""
-    return remote.local(workdir, OUTPUT if checkpoints else UNREAD)
+def reading(workdir: remote.FilePath, checkpoints: bool = False, logs: bool = False) -> Path:
+    """A run's folder to read from: a local one as it is, or a copy of what is at a URL, on request with more of it."""
+    return remote.local(workdir, (*(OUTPUT if checkpoints else WRITTEN), *(() if logs else LOGS)))
 
 
 def has_checkpoint(workdir: remote.FilePath) -> bool:
@@ -62,11 +63,16 @@ def append_line(workdir: remote.FilePath, name: str, write: Callable[[Path], Non
 
 
 @contextmanager
-def opened(workdir: remote.FilePath) -> Iterator[Path]:
+def opened(workdir: remote.FilePath, say: Callable[[str], object] = print) -> Iterator[Path]:
     """The local folder of a run at a URL: filled, locked, copied back while it is used and at the end.
 
     If the last copy fails, the folder is kept and the error names it.
     """
+    if remote.url_of(workdir).startswith(f"{remote.HUB}://"):
+        raise ValueError(
+            f"--workdir={remote.url_of(workdir)} can be read and not trained in: train in a folder or bucket, then use "
+            "jaxdiff push"
+        )
     if jax.process_count() > 1:
         raise ValueError(
             f"--workdir={remote.url_of(workdir)}: several processes write one folder, which they must all see; mount "
@@ -79,11 +85,13 @@ def opened(workdir: remote.FilePath) -> Iterator[Path]:
     try:
         mirror.fetch()
         mirror.start()
+        say(f"training in {root}, which is copied to {place.url} every {INTERVAL:.0f} s and at the end")
         try:
             yield root
         finally:
             mirror.stop()
         shutil.rmtree(root, ignore_errors=True)
+        say(f"copied to {place.url}")
     finally:
         held.release()
 
@@ -103,19 +111,26 @@ class Mirror:
             names = [*remote.listing(self.place, OUTPUT)]
         whole = {name.removesuffix(MARKER) for name in names if name.endswith(MARKER)}
         wanted = [name for name in names if name and self._wanted(name, whole)]
-        left = sorted({step for name in names if (step := self._step_of(name)) and step not in whole})
-        if left:
-            print(
-                f"{self.place.url}: {', '.join(left)} without a marker {MARKER} are incomplete and not resumed from "
-                f"(of a run copied there by hand, write empty objects {left[0]}{MARKER})",
-                flush=True,
-            )
+        self._incomplete(sorted({step for name in names if (step := self._step_of(name)) and step not in whole}), whole)
         for name in wanted:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
         if wanted:
             with naming(self.place.url, "read"):
                 self.place.files.get([self._at(name) for name in wanted], [str(self.root / name) for name in wanted])
         self._known = {name: self._state(name) for name in wanted} | {f"{step}{MARKER}": (0, 0) for step in whole}
+
+    def _incomplete(self, steps: list[str], whole: set[str]) -> None:
+        """Checkpoints without a marker are what a process left that was lost; if there are no others, a user's copy."""
+        if steps and not whole:
+            print(
+                f"{self.place.url}: {', '.join(steps)} without a marker {MARKER} are not resumed from (if they were "
+                f"copied there by hand, write empty objects {steps[0]}{MARKER})",
+                flush=True,
+            )
+            return
+        for step in steps:
+            with naming(self.place.url, "write"), suppress(FileNotFoundError):
+                self.place.files.rm(self._at(step), recursive=True)
 
     def _wanted(self, name: str, whole: set[str]) -> bool:
         parts = name.split("/")

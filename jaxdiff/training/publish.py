@@ -54,7 +54,7 @@ def write(workdir: FilePath, folder: Path, repo: str, license: str = "") -> list
     owner, _, name = repo.partition("/")
     if not owner or not name or "/" in name:
         raise ValueError(f"a repository is OWNER/NAME, got {repo!r}")
-    source = bucket.reading(workdir)
+    source = bucket.reading(workdir, logs=True)
     missing = [file for file in REQUIRED if not (source / file).is_file()]
     if missing:
         raise FileNotFoundError(

@@ -94,7 +94,7 @@ def train(
     distributed.agree(config.to_dict(), run.data.fingerprint)
     declared = declare(run, mesh)
     frozen = {} if begun(workdir) else state.read_frozen(run)
-    with locked(workdir) as root:
+    with locked(workdir, quiet) as root:
         return train_in(root, run, mesh, declared, frozen, **how)
 
 
@@ -164,7 +164,7 @@ def train_stages(config: ConfigDict, workdir: str | os.PathLike, devices: Device
     """Train the stages of a curriculum in their folders, each from the previous parameters; skip finished stages."""
     staged = stages(config)
     ready = [prepare(stage, devices) for _, stage in staged]  # errors of the last stage before training the first
-    with locked(workdir) as root:
+    with locked(workdir, how["quiet"]) as root:
         for (name, stage), (run, mesh) in zip(staged[:-1], ready, strict=False):
             if finished(root / name, stage.train.steps):
                 continuity.check(root / name, run, mesh, stage.train.steps, how["allow_config_change"])

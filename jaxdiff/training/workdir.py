@@ -36,10 +36,10 @@ def begun(workdir: str | os.PathLike) -> bool:
 
 
 @contextmanager
-def locked(workdir: str | os.PathLike) -> Iterator[Path]:
+def locked(workdir: str | os.PathLike, quiet: bool = False) -> Iterator[Path]:
     """The run's folder: created, the same for all processes, and closed to other runs; one in a bucket is mirrored."""
     if remote.is_remote(workdir):
-        with bucket.opened(workdir) as root:
+        with bucket.opened(workdir, (lambda text: None) if quiet else print) as root:
             yield root
         return
     root = distributed.in_step(lambda: make_folder(workdir))

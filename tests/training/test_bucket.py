@@ -77,7 +77,7 @@ def test_a_run_in_a_bucket_is_resumed_and_sampled_like_one_on_disk(url, tmp_path
     assert len(table) == 2 and json.loads(table[0]) == json.loads(table[1])
 
 
-def test_checkpoints_without_their_marker_do_not_count_and_old_ones_are_removed(url, tmp_path, capsys):
+def test_checkpoints_without_their_marker_do_not_count_and_old_ones_are_removed(url, tmp_path):
     root, again = tmp_path / "root", tmp_path / "again"
     place = remote.place_of(url)
     mirror = bucket.Mirror(place, root)
@@ -94,7 +94,7 @@ def test_checkpoints_without_their_marker_do_not_count_and_old_ones_are_removed(
     MEMORY.rm_file(f"{place.path}/checkpoints/6.complete")
     other = bucket.Mirror(place, again)
     other.fetch()
-    assert "checkpoints/6 without a marker" in capsys.readouterr().out
+    assert inside(url) == ["checkpoints/3.complete", "checkpoints/3/a/array", "config.json"]
     assert sorted(path.relative_to(again).as_posix() for path in again.rglob("*") if path.is_file()) == [
         "checkpoints/3/a/array",
         "config.json",
@@ -103,6 +103,14 @@ def test_checkpoints_without_their_marker_do_not_count_and_old_ones_are_removed(
     mirror.copy()
     assert bucket.has_checkpoint(url) is False  # 6 has lost its marker here, and 3 is gone
     assert not [name for name in inside(url) if name.startswith("checkpoints/3")]
+
+
+def test_a_run_that_was_copied_by_hand_is_kept_and_its_owner_told(url, tmp_path, capsys):
+    place = remote.place_of(url)
+    MEMORY.pipe_file(f"{place.path}/checkpoints/6/array", b"of 6")
+    bucket.Mirror(place, tmp_path).fetch()
+    assert "checkpoints/6 without a marker .complete" in capsys.readouterr().out
+    assert inside(url) == ["checkpoints/6/array"] and not list(tmp_path.iterdir())
 
 
 def test_a_file_is_copied_again_only_when_it_has_changed(url, tmp_path, monkeypatch):
@@ -191,6 +199,22 @@ def test_the_lock_of_a_dead_process_here_is_taken_over_at_once(url):
     hold(url, machine=this_process().machine, started="1")
     with bucket.opened(url):
         pass
+
+
+def test_the_hub_is_not_trained_in():
+    with pytest.raises(ValueError, match="jaxdiff push"), bucket.opened("hf://owner/repo"):
+        pass
+
+
+def test_a_copy_to_sample_from_is_not_made_again_for_new_log_lines(url):
+    with bucket.opened(url) as root:
+        (root / "config.json").write_text("{}")
+        (root / "metrics.jsonl").write_text("{}")
+    first = bucket.reading(url)
+    assert [path.name for path in first.iterdir()] == ["config.json"]
+    bucket.append_line(url, "metrics.jsonl", lambda path: path.write_text(path.read_text() + "more"))
+    assert bucket.reading(url) == first
+    assert (bucket.reading(url, logs=True) / "metrics.jsonl").read_text() == "{}more"
 
 
 def test_several_processes_need_a_mounted_bucket(url, monkeypatch):

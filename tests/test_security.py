@@ -62,6 +62,13 @@ def test_arrays_are_loaded_without_pickle():
             assert all(isinstance(value, ast.Constant) and value.value is False for value in given), name
 
 
+def test_archives_are_unpacked_within_bounds():
+    """By files.read_npz, which looks at sizes first. Others list names, map .npy files, or read the embedded digits."""
+    loads = ((name, ast.unparse(node.func)) for name, tree in parsed() for call, node in calls(tree) if call == "load")
+    found = {name for name, function in loads if function == "np.load"}
+    assert found == {"files.py", "evaluation/frechet.py", "data/memory.py", "data/prompts.py"}
+
+
 def test_every_part_of_a_page_is_escaped():
     """Captions, names of classes and samplers, titles."""
     pixels, points = np.zeros((4, 4, 3), np.uint8), np.zeros((3, 2), np.float32)

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdiff import pages
 from jaxdiff.compare.settings import Record
+from jaxdiff.files import read_npz
 from jaxdiff.training.logs import image_grid, save_png
 
 MEASURED = ("quality", "to_teacher", "precision", "recall", "accuracy", "images_per_second")
@@ -128,8 +129,7 @@ def grid(folder: Path, rows: Sequence[Record]) -> tuple[np.ndarray, list[str]] |
     """One line of images per sampler, the same noise in each column; None for points and latents."""
     lines, names = [], []
     for row in rows:
-        with np.load(folder / row["shown"], allow_pickle=False) as stored:
-            images = stored["images"]
+        images = read_npz(folder / row["shown"])["images"]
         if images.ndim != 4:
             return None
         lines.append(images)
@@ -161,7 +161,7 @@ def page(
         )
     else:
         for row in rows:
-            points = np.load(folder / row["shown"], allow_pickle=False)["images"]
+            points = read_npz(folder / row["shown"])["images"]
             if points.ndim == 2 and points.shape[1] >= 2:
                 parts.append(pages.scatter(points[:, :2], f"{row['sampler']}, {row['nfe']} evaluations"))
     return pages.page(f"Few-step methods on {Path(results['teacher']).name}", *parts)

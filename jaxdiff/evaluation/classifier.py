@@ -6,7 +6,6 @@ Its weights ship with the package; `experiments/evaluation/train_digits_classifi
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from flax import linen as nn
 from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Float
 
+from jaxdiff.files import read_npz
 from jaxdiff.trees import Params
 
 WEIGHTS = Path(__file__).parent / "digits_classifier.npz"
@@ -41,12 +41,10 @@ class DigitsClassifier(nn.Module):
 
 def load(path: str | os.PathLike | None = None) -> tuple[DigitsClassifier, Params, str]:
     """The classifier, its float32 parameters and the sha256 of the file they come from."""
-    return DigitsClassifier(), *stored(path or WEIGHTS)
+    return DigitsClassifier(), *stored(Path(path or WEIGHTS))
 
 
-def stored(path: str | os.PathLike) -> tuple[Params, str]:
+def stored(path: Path) -> tuple[Params, str]:
     """Float32 parameters from an .npz file of arrays named by their dotted path, and its sha256."""
-    data = Path(path).read_bytes()
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        flat = {tuple(name.split(".")): arrays[name].astype(np.float32) for name in arrays.files}
-    return unflatten_dict(flat), hashlib.sha256(data).hexdigest()
+    flat = {tuple(name.split(".")): array.astype(np.float32) for name, array in read_npz(path).items()}
+    return unflatten_dict(flat), hashlib.sha256(path.read_bytes()).hexdigest()

@@ -54,4 +54,4 @@ def preprocess(images: ArrayLike) -> Float[Array, "b 32 32 3"]:
 
 def load(path: str | os.PathLike | None = None) -> tuple[Compact, Params, str]:
     """The network, its float32 parameters and the sha256 of the file they come from."""
-    return Compact(), *stored(path or WEIGHTS)
+    return Compact(), *stored(Path(path or WEIGHTS))

@@ -24,6 +24,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from jaxdiff.files import is_full
 from jaxdiff.methods import TrainState
 from jaxdiff.training import formats, orbax_fixes
+from jaxdiff.training.peers import is_loss
 from jaxdiff.training.verify import state_digest
 from jaxdiff.trees import Tree, by_name, mismatches
 
@@ -150,6 +151,8 @@ class Checkpoints:
         try:
             action()
         except (OSError, ValueError, RuntimeError) as error:
+            if is_loss(error):
+                raise  # not a matter of the disk: another try may find all processes
             raise CheckpointError(self._write_failure(self._writing, error)) from error
 
     def tell_failures(self, tell: Callable[[str], None]) -> None:
@@ -163,7 +166,8 @@ class Checkpoints:
             try:
                 wait()
             except (OSError, ValueError, RuntimeError) as error:
-                tell(self._write_failure(self._writing, error))
+                if not is_loss(error):
+                    tell(self._write_failure(self._writing, error))
                 raise
 
         self._manager._wait_for_checkpointers = told  # type: ignore[method-assign]

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdiff.data import Dataset
+from jaxdiff.files import read_npz
 from jaxdiff.training.build import IMAGELESS
 from jaxdiff.training.loading import SavedRun
 
@@ -98,8 +99,7 @@ def _golden(saved: SavedRun, path: Path, tolerance: float) -> Finding:
     """Outputs of the original program: arrays x, sigma and x0, and label where there are classes."""
     if not path.is_file():
         raise FileNotFoundError(f"no golden outputs at {path.absolute()}")
-    with np.load(path, allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
+    arrays = read_npz(path)
     missing = [name for name in ("x", "sigma", "x0") if name not in arrays]
     if missing:
         raise ValueError(

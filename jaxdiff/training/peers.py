@@ -43,6 +43,16 @@ class Failure(NamedTuple):
     text: str
 
 
+def is_loss(error: BaseException) -> bool:
+    """Whether an error, or one that caused it, says that another process was lost."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if any(word in str(seen) for word in LOST):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
 def leave(code: int, text: str = "") -> None:
     """Exit at once: an orderly exit would wait for the other processes, and abort if they are gone."""
     if text:
@@ -161,7 +171,7 @@ def ending_together() -> Iterator[None]:
 
 
 def _end(error: Exception) -> None:
-    lost = any(word in str(error) for word in LOST) and not raised_on_purpose(error)
+    lost = is_loss(error) and not raised_on_purpose(error)
     deadline = time.monotonic() + (4 * POLL if lost else 0)
     follow(failure_of_another())
     while time.monotonic() < deadline:  # what looks like a loss may be a failure that is being announced

@@ -111,6 +111,8 @@ def is_clear(kind, code, said):
     """A documented exit code and a message, unless the process had no time for one."""
     if code == 0 or HUNG in said:
         return code == 0
+    if kind == "peer" and code != RETRY:  # a launcher must start it again
+        return False
     if kind in ("kill", "hup"):
         return code == {"kill": -9, "hup": -1}[kind]
     if kind == "term" and code == -15:  # before the run began: the system's own way to end

@@ -158,6 +158,29 @@ def test_nobody_else_stands_in_for_process_1(line):
     assert ended == {0: None}
 
 
+def test_nothing_but_presence_is_taken_from_others():
+    """Neither side hands over a config, nor anything else that would be used."""
+    more = {"config": {"train": {"steps": 1}}, "coordinator": "elsewhere:1"}
+    port = free_port()
+    threads, ended = meet(at(port, 2, 0))
+    with call(port) as other:
+        other.sendall(json.dumps({"jaxdiff": "t", "process": 1, "processes": 2, **more}).encode() + b"\n")
+        answer = json.loads(other.makefile().readline())
+    threads[0].join(30)
+    assert ended == {0: None} and set(answer) == {"jaxdiff", "missing"}
+    spec = at(free_port(), 2, 1)
+    before = dict(vars(spec))
+    with socket.create_server(("127.0.0.1", spec.address[1])) as server:
+        threads, ended = meet(spec)
+        caller, _ = server.accept()
+        with caller:
+            sent = json.loads(caller.makefile().readline())
+            caller.sendall(json.dumps({"jaxdiff": module._reply("t"), "missing": [], **more}).encode() + b"\n")
+            threads[0].join(30)
+    assert set(sent) == {"jaxdiff", "process", "processes"}
+    assert ended == {0: None} and vars(spec) == before
+
+
 def test_a_server_that_is_not_process_0_is_not_believed(monkeypatch):
     monkeypatch.setattr(module, "LATER", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:

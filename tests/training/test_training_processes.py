@@ -111,8 +111,8 @@ def test_a_process_that_is_killed_ends_the_other(tmp_path, victim):
     finally:
         for process in processes:
             process.kill()
-    assert code in (RETRY, -signal.SIGABRT), err
-    assert "another process was lost" in err or "another task died" in err
+    assert code == RETRY, err
+    assert "another process was lost" in err
     assert saved_steps(tmp_path / "ended")[-1] in (10, 20, 30)
     results = both(tmp_path / "ended", changes=changes)
     assert [code for code, _, _ in results] == [0, 0], results

@@ -22,7 +22,7 @@ def run(given: Arguments) -> int:
         raise UsageError(f"plan needs --topology=CHIP:SHAPE, for example v5e:4x4; chips are {', '.join(plan.CHIPS)}")
     machine = plan.topology(given.topology)
     if given.state_only and (given.compare or given.largest_batch):
-        raise UsageError("--state_only compiles nothing, so there is nothing to compare or to search: leave the rest out")
+        raise UsageError("--state_only compiles nothing, so --compare and --largest_batch have no use")
     if shape:
         config = plan.blank(config, shape, given.classes, text)
     try:

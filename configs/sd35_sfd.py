@@ -10,7 +10,7 @@ the teacher's guidance of 4.5. It is an update of rank 64 of the blocks' kernels
 2469.7 M parameters, 226.5 M are the constant table of positions. `:full` trains all of them, `:blank` plans or tries it
 without prompts, `:tiny` takes a few steps of a small network without files.
 
-A pod: docs/results/pods.md has the memory per chip. Nobody has published this recipe and it was not run here: rank,
+A pod: docs/results/pods.md has the state per chip. Nobody has published this recipe and it was not run here: rank,
 rates, length, batch and noise levels are choices as in flux_sfd. Noise levels are those of a uniform grid in flow time,
 times SD3's 3 for 1024x1024.
 """

@@ -71,6 +71,23 @@ def test_memory_is_what_the_compiler_says_and_a_quarter_of_the_state(compiled):
 
 
 @needs_libtpu
+def test_the_state_is_known_without_compiling(compiled, tmp_path, capsys, monkeypatch):
+    whole, *_ = compiled
+    machine = plan.topology("v5e:2x2")
+    with monkeypatch.context() as patch:
+        patch.setattr(program, "_compile", None)
+        found = plan.make(small(data=1, fsdp=4), machine, compiled=False)
+    assert {name: found[name] for name in ("state", "flops", "trained")} == {
+        name: whole[name] for name in ("state", "flops", "trained")
+    }
+    assert found["hbm"]["peak"] is None and 0 < found["seconds"] <= whole["seconds"]
+    assert abs(found["hbm"]["arguments"] - whole["hbm"]["arguments"]) < 0.1 * whole["hbm"]["arguments"]
+    assert "activations unknown" in plan.text(found, "v5e") and plan.text(found, "v5e").endswith("not compiled")
+    words = ["plan", "--config=mixture2d:tiny", "--topology=v5e:2x2", "--state_only", f"--out={tmp_path / 'plan.json'}"]
+    assert cli.main([*words, "--largest_batch"]) == 2 and "--state_only" in capsys.readouterr().err
+
+
+@needs_libtpu
 def test_collectives_are_those_of_the_text(compiled):
     record, text, _ = compiled
     found = re.findall(

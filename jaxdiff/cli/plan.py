@@ -21,6 +21,8 @@ def run(given: Arguments) -> int:
     if not given.topology:
         raise UsageError(f"plan needs --topology=CHIP:SHAPE, for example v5e:4x4; chips are {', '.join(plan.CHIPS)}")
     machine = plan.topology(given.topology)
+    if given.state_only and (given.compare or given.largest_batch):
+        raise UsageError("--state_only compiles nothing, so --compare and --largest_batch have no use")
     if shape:
         config = plan.blank(config, shape, given.classes, text)
     try:
@@ -28,7 +30,7 @@ def run(given: Arguments) -> int:
             record = plan.compare(config, machine, given.compare.split(","), say=print)
             print(f"best: {record['best'] or 'none fits'}")
         else:
-            record = plan.make(config, machine, given.largest_batch)
+            record = plan.make(config, machine, given.largest_batch, compiled=not given.state_only)
             print(plan.text(record, machine.name))
     except FileNotFoundError as error:
         raise FileNotFoundError(
@@ -54,6 +56,7 @@ COMMAND = Command(
         Flag("topology", "", "CHIP:SHAPE, for example v5e:16x16 or h100:8"),
         Flag("compare", "", "meshes to compare: data,fsdp,context,tensor or sizes such as 4x4x1"),
         Flag("largest_batch", False, "also search for the largest batch that fits"),
+        Flag("state_only", False, "without compiling: memory of the state, FLOPs of the traced step"),
         Flag("shape", "", "shape of one example, used instead of the data, for example 32,32,4"),
         Flag("classes", 0, "with --shape: number of classes"),
         Flag("text", "", "with --shape: tokens and width of the text, for example 77,768"),

@@ -18,11 +18,17 @@ __all__ = ["CHIPS", "Topology", "advice", "blank", "compare", "make", "meshed", 
 MESHES = ("data", "fsdp", "context", "tensor")
 
 
-def make(config: ConfigDict, machine: Topology, largest_batch: bool = False, devices: Devices | None = None) -> Record:
-    """The plan of one sharding, that of config.mesh."""
+def make(
+    config: ConfigDict,
+    machine: Topology,
+    largest_batch: bool = False,
+    devices: Devices | None = None,
+    compiled: bool = True,
+) -> Record:
+    """The plan of one sharding, that of config.mesh; not `compiled`: of the state and the traced step alone."""
     devices = devices_of(machine) if devices is None else devices
-    record = analyse(config, machine, devices)
-    if record.get("traffic") is not None or not machine.tpu:
+    record = analyse(config, machine, devices, compiled)
+    if record.get("traffic") is not None or not (machine.tpu and compiled):
         record |= estimate(record, machine)
     record["advice"] = advice(record, config, machine)
     if largest_batch:

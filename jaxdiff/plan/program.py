@@ -100,7 +100,7 @@ def held(declared: TrainState) -> dict[str, int]:
     return found
 
 
-def analyse(config: ConfigDict, machine: Topology, devices: Devices) -> Record:
+def analyse(config: ConfigDict, machine: Topology, devices: Devices, compiled: bool = True) -> Record:
     """The plan of one sharding; invalid configs are refused before anything is compiled."""
     try:
         run, mesh = prepare(config, devices)
@@ -120,6 +120,8 @@ def analyse(config: ConfigDict, machine: Topology, devices: Devices) -> Record:
         "host": {name: size for name, size in parts.items() if name in away},
         "flops": {"model": _model_flops(config, devices, executed), "executed": executed},
     }
+    if not compiled:
+        return record | _state_alone(given, machine)
     step = step_of(run, mesh, given)
     if not machine.tpu and devices[0].platform == "cpu":
         return record | _export_cuda(step, given, machine)
@@ -195,14 +197,20 @@ def _export_cuda(step: Wrapped, given: Step, machine: Topology) -> Record:
     """Lower for CUDA as a check; without a GPU compiler only the memory of the state is known."""
     start = time.monotonic()
     exported = jax.export.export(step, platforms=["cuda"])(*given)
+    return _state_alone(given, machine) | {
+        "compiler": {"lowered_for": list(exported.platforms)},
+        "compile_seconds": time.monotonic() - start,
+    }
+
+
+def _state_alone(given: Step, machine: Topology) -> Record:
+    """What is known without a compiled program: the memory of state and batch."""
     state = bytes_per_device(given[0]) + bytes_per_device(given[2])
     return {
         "fits": state <= machine.chip.hbm,
         "hbm": {"arguments": state, "peak": None, "limit": int(machine.chip.hbm)},
         "collectives": {},
         "traffic": None,
-        "compiler": {"lowered_for": list(exported.platforms)},
-        "compile_seconds": time.monotonic() - start,
     }
 
 

@@ -75,7 +75,8 @@ def text(record: Record, title: str) -> str:
     if "largest_batch" in record:
         lines.append(f"  largest batch that fits: {record['largest_batch']}")
     lines += [f"  to make it fit: {line}" for line in record.get("advice", [])]
-    return "\n".join([*lines, f"  compiled in {record['compile_seconds']:.0f} s"])
+    compiled = f"compiled in {record['compile_seconds']:.0f} s" if "compile_seconds" in record else "not compiled"
+    return "\n".join([*lines, f"  {compiled}"])
 
 
 def _trained(record: Record) -> str:

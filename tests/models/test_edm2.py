@@ -289,3 +289,17 @@ def test_how_it_runs_does_not_change_it():
         np.testing.assert_allclose(other, plain, atol=1e-5)
     null = jax.jit(model.apply)({"params": params}, x, noise, {"label": jnp.full(2, 3)})
     np.testing.assert_allclose(jax.jit(model.apply)({"params": params}, x, noise), null, atol=1e-6)
+
+
+def test_patches_are_channels_of_a_smaller_image():
+    patched = EDM2(resolution=8, channels=1, width=16, channel_mult=(1,), blocks=1, attention=(), patch=2)
+    plain = patched.clone(resolution=4, channels=4, patch=1)
+    x, noise = unit(0, 2, 8, 8, 1), jnp.array([-0.5, 0.3])
+    small = x.reshape(2, 4, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(2, 4, 4, 4)
+    params = jax.jit(patched.init)(jax.random.key(0), x, noise)["params"]
+    params["out_gain"] = jnp.ones(())
+    found = jax.jit(patched.apply)({"params": params}, x, noise)
+    wanted = jax.jit(plain.apply)({"params": params}, small, noise)
+    wanted = wanted.reshape(2, 4, 4, 2, 2).transpose(0, 1, 3, 2, 4).reshape(x.shape)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    assert np.abs(found).max() > 0.1

@@ -24,14 +24,18 @@ def cpu_seconds(action: Callable[[], Any]) -> float:
     return time.process_time() - begun
 
 
-def turns(actions: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of each action, in turns over the rounds after one that warms up."""
+def turns(actions: Mapping[str, Callable[[], Any]], rounds: int, window: float = 0.0) -> dict[str, list[float]]:
+    """CPU seconds of a call of each action, in turns over the rounds after two that warm up.
+
+    An action is called as often in a round as takes it `window` seconds.
+    """
     for action in actions.values():
         cpu_seconds(action)
+    counts = {name: 1 + int(window / max(cpu_seconds(action), 1e-6)) for name, action in actions.items()}
     times: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(rounds):
         for name, action in actions.items():
-            times[name].append(cpu_seconds(action))
+            times[name].append(sum(cpu_seconds(action) for _ in range(counts[name])) / counts[name])
     return times
 
 

@@ -9,9 +9,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jaxdiff
-from jaxdiff.cli import check, compare, complete, configs, ema, evaluate, features, plan, push, sample, stats, train
+from jaxdiff.cli import (
+    check,
+    compare,
+    complete,
+    configs,
+    ema,
+    evaluate,
+    features,
+    huge_pages,
+    plan,
+    push,
+    sample,
+    stats,
+    train,
+)
 from jaxdiff.cli.flags import Arguments, Command, Flag, UsageError, check_local, describe, parse
 from jaxdiff.errors import nearest, raised_on_purpose
+
+
+COMPUTING = ("quickstart", "train", "sample", "evaluate", "compare")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] in ("--version", "version"):
         print(f"jaxdiff {jaxdiff.__version__}")
         return 0
+    if argv is None and arguments[0] in COMPUTING:
+        huge_pages.restart()
     try:
         return run(arguments)
     except BrokenPipeError:  # the reader, such as head, closed the pipe

@@ -19,6 +19,8 @@ from einops import rearrange
 from flax.typing import PrecisionLike
 from jaxtyping import Array, Float
 
+from jaxdiff.models.keep import keep
+
 Padding = Sequence[tuple[int, int]]  # before and after, per axis
 
 
@@ -39,11 +41,6 @@ def loop_conv(x: Array, kernel: Array, strides: Sequence[int], padding: str | Pa
 def conv(x: Array, kernel: Array, strides: Sequence[int], padding: str | Padding, **kwargs: Any) -> Array:
     """`lax.conv_general_dilated` for use outside loops."""
     return keep(jax.lax.conv_general_dilated(keep(x), kernel, strides, padding, **kwargs))
-
-
-def keep(x: Array) -> Array:
-    """`x`, stored on CPU: XLA would otherwise compute it again inside the transposed reads of a weight gradient."""
-    return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
 
 
 def upsampled_conv(x: Array, kernel: Array, strides: Sequence[int], padding: Padding, **kwargs: Any) -> Array:

@@ -27,6 +27,7 @@ from jaxdiff.conditions import CONTROL, Cond, Signal
 from jaxdiff.conventions import EDM
 from jaxdiff.errors import pick
 from jaxdiff.models import attention, checks, conditioning, convolution, embeddings, initializers, stacks, taps
+from jaxdiff.models.keep import keep
 
 
 class Style(NamedTuple):
@@ -74,7 +75,7 @@ def _inits(style: Style, fan_in: int, gain: float = 1.0) -> dict[str, Any]:
 
 def _group_norm(x: Array, style: Style, dtype: Dtype, name: str) -> Array:
     groups = checks.group_count(x.shape[-1])
-    return nn.GroupNorm(groups, epsilon=style.epsilon, dtype=dtype, use_fast_variance=False, name=name)(x)
+    return nn.GroupNorm(groups, epsilon=style.epsilon, dtype=dtype, use_fast_variance=False, name=name)(keep(x))
 
 
 def _conv_form(loop: bool) -> dict[str, Any]:
@@ -158,13 +159,13 @@ class Block(nn.Module):
         heads = c // style.head_width if style.head_width else 1
         gain = 1.0 if style.fan_in_init else math.sqrt(0.2)
         tokens = taps.tap(self, "norm2", _group_norm(x, style, self.dtype, "norm2")).reshape(b, height * width, c)
-        tokens = convolution.keep(tokens)
+        tokens = keep(tokens)
         q, k, v = attention.qkv_heads(tokens, heads, self.dtype, **_inits(style, c, gain))
         taps.tap_heads(self, prefix="attention/", q=q, k=k, v=v)
         gathered = attention.attend(q, k, v)
         out = attention.merge_heads(gathered, c, self.dtype, **_inits(style, c, style.zero_gain))
         taps.tap(self, "attention/out", out)
-        return (x + convolution.keep(out).reshape(x.shape)) * style.gain
+        return (x + keep(out).reshape(x.shape)) * style.gain
 
 
 class UNet(nn.Module):

@@ -27,7 +27,6 @@ from jaxdiff.cli import (
 from jaxdiff.cli.flags import Arguments, Command, Flag, UsageError, check_local, describe, parse
 from jaxdiff.errors import nearest, raised_on_purpose
 
-
 COMPUTING = ("quickstart", "train", "sample", "evaluate", "compare")
 
 

@@ -7,7 +7,8 @@ pull-back to z, an M-step (forward and gradient) and an update of the score (a f
 Each part is timed alone, with XLA's own convolution gradients outside any loop; step and parts take turns within each
 round, and the median of their ratios is printed beside the cost model in forwards F: 4F for the score; 3F + 2KF for the
 generator when z rests, 3F + K (4F to 5F) when it moves. The network is that of configs/digits.py. K = 0 stands for
-Diff-Instruct. Times are CPU times of all threads. --memory compiles K = 2 and 16 instead and prints XLA's temporary bytes of both.
+Diff-Instruct. Times are CPU times of all threads. --memory compiles K = 2 and 16 instead and prints the temporary bytes
+of both.
 """
 
 import argparse

@@ -14,6 +14,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def measure(names: list[str], rounds: int, threads: int) -> dict[str, list[float
         if abs(losses[0] - losses[1]) > 1e-3 * abs(losses[1]):
             raise AssertionError(f"the first losses differ: {losses}")
         ours, theirs, noise, label = pair(CASES[name], DROPOUT)
-        times = timing.turns({"ours": ours, "torch": lambda: theirs(noise, label)}, rounds)
+        times = timing.turns({"ours": ours, "torch": partial(theirs, noise, label)}, rounds)
         found[name] = timing.quartiles([a / b for a, b in zip(times["ours"], times["torch"], strict=True)])
         print(f"{name:12s} {timing.spread_of(found[name])}, equal losses of {losses[1]:.2f}", flush=True)
     return found

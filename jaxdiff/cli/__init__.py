@@ -9,10 +9,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jaxdiff
-from jaxdiff.cli import check, compare, complete, configs, ema, evaluate, features, huge_pages, plan, sample, stats, train
+from jaxdiff.cli import (
+    check,
+    compare,
+    complete,
+    configs,
+    ema,
+    evaluate,
+    features,
+    huge_pages,
+    plan,
+    sample,
+    stats,
+    train,
+)
 from jaxdiff.cli.flags import Arguments, Command, Flag, UsageError, check_local, describe, parse
 from jaxdiff.errors import nearest, raised_on_purpose
-
 
 COMPUTING = ("quickstart", "train", "sample", "evaluate", "compare")
 

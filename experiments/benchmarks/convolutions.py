@@ -3,8 +3,8 @@
     python -m experiments.benchmarks.convolutions [--quick] [--rounds=7] [--threads=1] [--json=PATH]
 
 Forward, input gradient and weight gradient of 1x1, 3x3 and strided 3x3 convolutions, for sides 8 to 64, channels 16 to
-256 and batches 16 to 128 of at most GFLOP multiply-adds and --bytes of activations. All forms take turns in each round;
-printed are medians of ratios. `ours` is `convolution.conv` compiled as training steps are; `loop` is
+256 and batches 16 to 128, up to MOST_PRODUCTS and MOST_VALUES. All forms take turns in each round; printed are medians
+of ratios. `ours` is `convolution.conv` compiled as training steps are; `loop` is
 `convolution.loop_conv` in a `lax.scan`, over the same as `ours` outside of one. PyTorch is left out where it is not
 installed. --quick takes the corners of the sweep.
 """
@@ -19,6 +19,8 @@ import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
+
+from jaxdiff.cli import huge_pages
 
 SIDES, CHANNELS, BATCHES = (8, 16, 32, 64), (16, 32, 64, 128, 256), (16, 64, 128)
 MOST_PRODUCTS, MOST_VALUES = 8e9, 2**25  # of one convolution: multiply-adds, numbers in its input
@@ -54,6 +56,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json")
     options = parser.parse_args()
+    huge_pages.restart()
     found = measure(options.quick, options.rounds, options.threads)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

@@ -114,7 +114,9 @@ def pair(case: dict[str, Any], threads: int, dropout: float) -> tuple[Actions, A
     def loss(params: Any, x: Any) -> Any:
         return jnp.square(denoisers.edm(models.bind(model, params, dropout=jax.random.key(1)))(x, sigma, cond)).mean()
 
-    forward = jax.jit(lambda params, x: denoisers.edm(models.bind(model, params))(x, sigma, cond), compiler_options=chosen)
+    forward = jax.jit(
+        lambda params, x: denoisers.edm(models.bind(model, params))(x, sigma, cond), compiler_options=chosen
+    )
     gradient = jax.jit(jax.grad(loss), compiler_options=chosen)
     image = jnp.asarray(x)
     ours = {

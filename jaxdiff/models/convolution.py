@@ -25,10 +25,11 @@ Padding = Sequence[tuple[int, int]]  # before and after, per axis
 
 
 def loop_conv(x: Array, kernel: Array, strides: Sequence[int], padding: str | Padding, **kwargs: Any) -> Array:
-    """`lax.conv_general_dilated` whose gradients on CPU are a plain convolution and matrix products.
+    """`lax.conv_general_dilated` whose gradients on CPU are convolutions of arrays in the order that is fast there.
 
-    XLA on CPU runs its own convolution gradients an order of magnitude slower inside loops and branches; these are as
-    fast inside as outside. Other platforms keep XLA's. Reverse mode only: `jax.jvp` raises. Convolutions that are
+    XLA on CPU transposes the arrays of a convolution's gradients to that order outside loops only, and is two orders of
+    magnitude slower without. Here the transpositions are part of the program, so gradients are as fast inside loops as
+    outside. Other platforms keep XLA's. Reverse mode only: `jax.jvp` raises. Convolutions that are
     strided, dilated or grouped, or padded by name, fall back to `lax.conv_general_dilated`.
     """
     dilated = any(step != 1 for name in ("lhs_dilation", "rhs_dilation") for step in kwargs.get(name) or (1,))
@@ -90,19 +91,17 @@ def _loop_conv_forward(
 def _loop_conv_backward(
     padding: Padding, precision: PrecisionLike, inputs: tuple[Array, Array], g: Array
 ) -> tuple[Array, Array]:
-    def products(x: Array, kernel: Array, g: Array) -> tuple[Array, Array]:
+    def ordered(x: Array, kernel: Array, g: Array) -> tuple[Array, Array]:
         room = [(size - 1 - low, size - 1 - high) for size, (low, high) in zip(kernel.shape, padding, strict=False)]
         flipped = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
-        padded = jnp.pad(x, ((0, 0), *padding, (0, 0)))
-        (rows, columns), (_, h, w, _) = kernel.shape[:2], g.shape
-        windows = [[padded[:, i : i + h, j : j + w] for j in range(columns)] for i in range(rows)]
-        weight = [[jnp.einsum("bhwc,bhwf->cf", window, g, precision=precision) for window in row] for row in windows]
-        return _conv(g, flipped, room, precision), jnp.stack([jnp.stack(row) for row in weight])
+        images, gradients = keep(x).transpose(3, 1, 2, 0), keep(g).transpose(1, 2, 0, 3)  # the batch as channels
+        weight = _conv(images, gradients, padding, precision).transpose(1, 2, 0, 3)
+        return _conv(g, flipped, room, precision), weight
 
     def native(x: Array, kernel: Array, g: Array) -> tuple[Array, Array]:
         return jax.vjp(lambda x, kernel: _conv(x, kernel, padding, precision), x, kernel)[1](g)
 
-    return jax.lax.platform_dependent(*inputs, g, cpu=products, default=native)
+    return jax.lax.platform_dependent(*inputs, g, cpu=ordered, default=native)
 
 
 _loop_conv.defvjp(_loop_conv_forward, _loop_conv_backward)

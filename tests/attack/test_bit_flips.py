@@ -28,10 +28,7 @@ RUN = {
     "ema.snapshot_every": 3,
     "sample.count": 0,
 }
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # reads that Orbax abandons
-]
+pytestmark = pytest.mark.slow
 
 
 def bits(tree):

@@ -1,5 +1,6 @@
 """Disks that fail: errors of one line wherever it happens, a process that ends, saves that leave nothing in memory."""
 
+import asyncio
 import errno
 import logging
 import os
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 import tensorstore
+from orbax.checkpoint._src import asyncio_utils
 
 from jaxdiff.errors import raised_on_purpose
 from jaxdiff.training.checkpoint import CheckpointError, Checkpoints, OrbaxLog
@@ -113,3 +115,19 @@ def test_a_lost_process_is_no_matter_of_the_disk(tmp_path, monkeypatch):
         with pytest.raises(kind, match="timed out"):
             checkpoints.wait()
         assert len(told) == count
+
+
+def test_what_ends_after_a_failed_save_is_silent(capfd):
+    """TensorStore reports to Orbax's event loop from its own threads, also when that is closed."""
+    loops = []
+
+    async def abandoned():
+        loops.append(asyncio.get_running_loop())
+
+    asyncio_utils.run_sync(abandoned())
+    (loop,) = loops
+    assert loop.is_closed()
+    thread = threading.Thread(target=loop.call_soon_threadsafe, args=(print, "late"))
+    thread.start()
+    thread.join()
+    assert capfd.readouterr() == ("", "")

@@ -43,7 +43,7 @@ def apply() -> None:
 
 
 class SilentLoop(asyncio.SelectorEventLoop):
-    """An event loop that, once closed, ignores what other threads report to it."""
+    """An event loop that, once closed, ignores what other threads and abandoned tasks report to it."""
 
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         try:
@@ -52,6 +52,10 @@ class SilentLoop(asyncio.SelectorEventLoop):
             if not self.is_closed():
                 raise
         return asyncio.Handle(callback, args, self)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self.is_closed():
+            super().call_exception_handler(context)
 
 
 def _little_json(module: Any) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import shutil
@@ -118,14 +119,21 @@ def test_a_lost_process_is_no_matter_of_the_disk(tmp_path, monkeypatch):
 
 
 def test_what_ends_after_a_failed_save_is_silent(capfd):
-    """TensorStore reports to Orbax's event loop from its own threads, also when that is closed."""
-    loops = []
+    """TensorStore reports to Orbax's event loop from its own threads, also when that is closed; tasks are abandoned."""
+    loops, tasks = [], []
+
+    async def failing():
+        fail(errno.ENOSPC)
 
     async def abandoned():
         loops.append(asyncio.get_running_loop())
+        tasks.append(asyncio.ensure_future(failing()))
+        await asyncio.sleep(0)
 
     asyncio_utils.run_sync(abandoned())
     (loop,) = loops
+    assert tasks.pop().done()
+    gc.collect()
     assert loop.is_closed()
     thread = threading.Thread(target=loop.call_soon_threadsafe, args=(print, "late"))
     thread.start()

@@ -3,6 +3,7 @@ of a process, memory that does not grow, the client of JAX's processes."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import json
@@ -15,13 +16,16 @@ from orbax.checkpoint import multihost
 
 
 def apply() -> None:
-    """Change what Orbax does in three places; a version without these modules is left as it is.
+    """Change what Orbax does in four places; a version without these modules is left as it is.
 
     It measures by monotonic time: a wall clock that is set during a save would end the run. What its modules call
     `time` is replaced.
 
     Its threads are daemons. After a save that fails, they wait up to five minutes for each other, and with them the
     exit of the process. A save that succeeds is waited for before a run ends.
+
+    Its event loops are silent once closed: a save or a restore that fails closes its loop while TensorStore is still
+    at work on other arrays, and each of those would print a traceback.
 
     It asks TensorStore for little JSON: see `_little_json`.
     """
@@ -32,7 +36,26 @@ def apply() -> None:
             if hasattr(module, "_SignalingThread"):
                 module._SignalingThread = partial(module._SignalingThread, daemon=True)
     with contextlib.suppress(ImportError, AttributeError):
+        module = importlib.import_module("orbax.checkpoint._src.asyncio_utils")
+        module.asyncio = SimpleNamespace(**{**vars(module.asyncio), "new_event_loop": SilentLoop})
+    with contextlib.suppress(ImportError, AttributeError):
         _little_json(importlib.import_module("orbax.checkpoint._src.serialization.tensorstore_utils"))
+
+
+class SilentLoop(asyncio.SelectorEventLoop):
+    """An event loop that, once closed, ignores what other threads and abandoned tasks report to it."""
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        try:
+            return super().call_soon_threadsafe(callback, *args, context=context)
+        except RuntimeError:
+            if not self.is_closed():
+                raise
+        return asyncio.Handle(callback, args, self)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self.is_closed():
+            super().call_exception_handler(context)
 
 
 def _little_json(module: Any) -> None:

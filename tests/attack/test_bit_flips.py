@@ -14,7 +14,8 @@ from training_runs import POINTS, config_of
 
 import jaxdiff
 from jaxdiff.errors import raised_on_purpose
-from jaxdiff.training import prepare, snapshots, state, train
+from jaxdiff.files import read_json
+from jaxdiff.training import continuity, prepare, snapshots, state, train
 from jaxdiff.trees import by_name
 
 ONE = jax.devices()[:1]
@@ -28,10 +29,7 @@ RUN = {
     "ema.snapshot_every": 3,
     "sample.count": 0,
 }
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # reads that Orbax abandons
-]
+pytestmark = pytest.mark.slow
 
 
 def bits(tree):
@@ -41,7 +39,8 @@ def bits(tree):
 def read_run(workdir):
     saved = jaxdiff.load(workdir, devices=ONE)
     described = {name: repr(value) for name, value in vars(saved.run.data).items()}
-    return bits(saved.params), saved.step, json.dumps(saved.config.to_dict(), default=list), described
+    history = read_json(workdir / continuity.FILE, "the history of a run")
+    return bits(saved.params), saved.step, json.dumps(saved.config.to_dict(), default=list), described, history
 
 
 def read_checkpoint(workdir, declared, step):

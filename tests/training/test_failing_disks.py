@@ -1,6 +1,8 @@
 """Disks that fail: errors of one line wherever it happens, a process that ends, saves that leave nothing in memory."""
 
+import asyncio
 import errno
+import gc
 import logging
 import os
 import shutil
@@ -10,6 +12,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 import tensorstore
+from orbax.checkpoint._src import asyncio_utils
 
 from jaxdiff.errors import raised_on_purpose
 from jaxdiff.training.checkpoint import CheckpointError, Checkpoints, OrbaxLog
@@ -113,3 +116,26 @@ def test_a_lost_process_is_no_matter_of_the_disk(tmp_path, monkeypatch):
         with pytest.raises(kind, match="timed out"):
             checkpoints.wait()
         assert len(told) == count
+
+
+def test_what_ends_after_a_failed_save_is_silent(capfd, caplog):
+    """TensorStore reports to Orbax's event loop from its own threads, also when that is closed; tasks are abandoned."""
+    loops, tasks = [], []
+
+    async def failing():
+        fail(errno.ENOSPC)
+
+    async def abandoned():
+        loops.append(asyncio.get_running_loop())
+        tasks.append(asyncio.ensure_future(failing()))
+        await asyncio.sleep(0)
+
+    asyncio_utils.run_sync(abandoned())
+    (loop,) = loops
+    assert tasks.pop().done()
+    gc.collect()
+    assert loop.is_closed()
+    thread = threading.Thread(target=loop.call_soon_threadsafe, args=(print, "late"))
+    thread.start()
+    thread.join()
+    assert capfd.readouterr() == ("", "") and not caplog.records

@@ -297,7 +297,6 @@ def listed(workdir):
     return sorted(p for p in workdir.rglob("*") if p.parent.name != "tensorboard" and p.name != "orbax.log")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # reads that Orbax abandons
 @pytest.mark.parametrize(
     ("kind", "damage"),
     [

@@ -26,6 +26,7 @@ html_show_sphinx = False
 html_copy_source = False
 
 nb_execution_mode = "off"  # notebooks carry their outputs; the tests execute them
+nb_render_markdown_format = "myst"  # tables in outputs, too
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 autodoc_typehints = "signature"  # with jaxtyping's shapes

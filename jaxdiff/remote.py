@@ -197,13 +197,15 @@ class HubPath(NamedTuple):
 
 
 def _from_hub(url: str, skip: Collection[str]) -> Path:
-    """A file, a folder or all of a repository of the hub, in the hub's own cache."""
+    """A file, a folder or all of a repository of the hub, in the hub's own cache; but no Python code."""
     hub = optional_import("huggingface_hub", url, "hub")
     where = HubPath.read(url)
+    if where.path.endswith(".py"):
+        raise ValueError(f"{url}: code of the hub is not run; download the file, read it, and give its path")
     place = {"repo_id": where.repo, "revision": where.revision, "repo_type": where.kind}
     with naming(url, "read"):
         if Path(where.path).suffix:
             return Path(hub.hf_hub_download(filename=where.path, **place))
         wanted = [f"{where.path}/*"] if where.path else None
-        ignored = [f"{where.path}/{name}/*".lstrip("/") for name in skip]
+        ignored = ["*.py", *(f"{where.path}/{name}/*".lstrip("/") for name in skip)]
         return Path(hub.snapshot_download(allow_patterns=wanted, ignore_patterns=ignored, **place)) / where.path

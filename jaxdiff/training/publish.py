@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 import jaxdiff
 from jaxdiff import outside
-from jaxdiff.data import spec
+from jaxdiff.data import DataSpec, spec
 from jaxdiff.errors import optional_import
 from jaxdiff.remote import FilePath, naming
 from jaxdiff.training import bucket, export
@@ -26,6 +26,7 @@ from jaxdiff.training import bucket, export
 FILES = ("config.json", "data.json", "data.npz", export.FILE, export.LORA, "evaluations.jsonl")
 REQUIRED = ("config.json", "data.json", export.FILE)
 CARD = "README.md"
+TAGS = ("jax", "flax", "diffusion")
 ROWS = 20  # of the card's table of evaluations
 SHOWN = (  # columns of that table, of the protocol
     *("solver", "nfe", "guidance", "samples", "reference", "reference_samples"),
@@ -89,11 +90,12 @@ def local_paths(workdir: FilePath) -> dict[str, str]:
 def card(workdir: Path, repo: str, license: str = "") -> str:
     """The model card of a run, in Markdown with the hub's metadata."""
     config, step = export.read_config(workdir), export.read_step(workdir)
-    arrays = export.read_arrays(workdir)
+    arrays, data = export.read_arrays(workdir), spec.read(workdir)
+    assert data is not None  # data.json is required
     parts = [
-        _metadata(config, license),
+        _metadata(config, license, data),
         f"# {repo.partition('/')[2]}",
-        _summary(workdir, config, step, sum(array.size for array in arrays.values())),
+        _summary(data, config, step, sum(array.size for array in arrays.values())),
         _use(repo, config),
         _numbers(records(workdir)),
         _files(workdir),
@@ -101,18 +103,16 @@ def card(workdir: Path, repo: str, license: str = "") -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _metadata(config: ConfigDict, license: str) -> str:
-    tags = ["jax", "flax", "diffusion", config.method.name]
-    task = "text-to-image" if config.data.options.get("captions") or config.data.options.get("text") else ""
-    lines = ["---", "library_name: jaxdiff", "tags:", *(f"- {tag}" for tag in tags)]
-    lines += [f"pipeline_tag: {task or 'unconditional-image-generation'}"]
+def _metadata(config: ConfigDict, license: str, data: DataSpec) -> str:
+    lines = ["---", "library_name: jaxdiff", "tags:", *(f"- {tag}" for tag in (*TAGS, config.method.name))]
+    if len(data.shape) == 3:
+        task = "text-to-image" if "text" in data.signals else "unconditional-image-generation"
+        lines.append(f"pipeline_tag: {task}")
     lines += [f"license: {json.dumps(license)}"] if license else []
     return "\n".join([*lines, "---"])
 
 
-def _summary(workdir: Path, config: ConfigDict, step: int | None, size: int) -> str:
-    data = spec.read(workdir)
-    assert data is not None  # data.json is required
+def _summary(data: DataSpec, config: ConfigDict, step: int | None, size: int) -> str:
     shape = " x ".join(map(str, data.shape))
     classes = f", {data.num_classes} classes" if data.num_classes else ""
     rows = {
@@ -140,7 +140,11 @@ def _use(repo: str, config: ConfigDict) -> str:
         "```",
     ]
     if outside.is_reference(config.model.name):
-        lines += ["", "The network is Python code of this repository, which loading runs. Read it first."]
+        lines += [
+            "",
+            "The network is Python code of this repository, which is not run from here: download the repository, read "
+            "the code, and load the folder.",
+        ]
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from hub_server import hub
 from training_runs import config_of
 
 import jaxdiff
-from jaxdiff import training
+from jaxdiff import conditions, data, training
 from jaxdiff.cli import main
 from jaxdiff.training import publish
 
@@ -22,14 +22,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LOAD = """
 import sys, json, numpy as np, jaxdiff
-from jaxdiff import weights
+from jaxdiff import remote
 from jaxdiff.weights import files
 run = jaxdiff.load("hf://me/points")
 assert set(files.read("hf://me/points@v1/export.safetensors")) == set(files.read("hf://me/points/export.safetensors"))
 np.save(sys.argv[1], run.sample(0, 4))
-for url in ("hf://me/none/a.npz", "hf://me/points/none.npz", "hf://alone"):
+for url in ("hf://me/none/a.npz", "hf://me/points/none.npz", "hf://alone", "hf://me/points/code/net.py"):
     try:
-        files.read(url)
+        remote.local(url)
     except (OSError, ValueError) as error:
         print(error)
 """
@@ -71,15 +71,17 @@ def test_a_run_is_uploaded_and_loaded_from_the_hub(workdir, tmp_path):
         wanted = {"README.md", "config.json", "data.json", "export.safetensors", "evaluations.jsonl"}
         assert wanted <= set(stored) <= wanted | {"data.npz"}
         assert stored["export.safetensors"] == (workdir / "export.safetensors").read_bytes()
+        stored["code/net.py"] = b"raise SystemExit('code of the hub was run')"
         made = tmp_path / "samples.npy"
         loaded = subprocess.run(
             [sys.executable, "-c", LOAD, made], env=environment, capture_output=True, text=True, check=False
         )
         assert loaded.returncode == 0, loaded.stderr
+        assert not [path for _, path in server.seen if path.endswith(".py")]
     np.testing.assert_array_equal(np.load(made), jaxdiff.load(workdir, devices=jax.devices()[:1]).sample(0, 4))
     said = loaded.stdout.splitlines()
     assert "hf://me/none/a.npz: RepositoryNotFound" in said[0] and "hf://me/points/none.npz" in said[1]
-    assert "hf://owner/repo" in said[2]
+    assert "hf://owner/repo" in said[2] and "is not run" in said[3]
 
 
 def test_the_card_has_the_numbers_and_their_protocol(workdir, tmp_path):
@@ -109,8 +111,11 @@ def test_the_card_has_the_numbers_and_their_protocol(workdir, tmp_path):
 def test_tables_and_metadata_are_escaped():
     assert publish._cell("a|b\nc\\") == "a\\|b c\\\\"
     assert publish._cell(None) == "-"
-    assert "pipeline_tag" in publish._metadata(config_of(), 'x"\ny: z')
-    assert yaml.safe_load(publish._metadata(config_of(), 'x"\ny: z').strip("-"))["license"] == 'x"\ny: z'
+    images = data.DataSpec("digits", (8, 8, 1), 9, "f")
+    points = data.DataSpec("mixture", (2,), 9, "f", signals={"text": conditions.Signal((None, 3))})
+    header = yaml.safe_load(publish._metadata(config_of(), 'x"\ny: z', images).strip("-"))
+    assert header["license"] == 'x"\ny: z' and header["pipeline_tag"] == "unconditional-image-generation"
+    assert "pipeline_tag" not in publish._metadata(config_of(), "", points)
 
 
 @pytest.mark.parametrize(

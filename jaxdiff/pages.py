@@ -26,9 +26,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def image(pixels: np.ndarray, caption: str, large: bool = False) -> str:
     """An image embedded as PNG, with its caption; `large` in its own size."""
     size = ' class="large"' if large else ""
-    return (
-        f'<figure><img alt=""{size} src="{_png(pixels)}"><figcaption>{html.escape(caption)}</figcaption></figure>'
-    )
+    return f'<figure><img alt=""{size} src="{_png(pixels)}"><figcaption>{html.escape(caption)}</figcaption></figure>'
 
 
 def strips(rows: Mapping[str, np.ndarray]) -> str:

@@ -112,12 +112,16 @@ def test_the_jobset_restarts_on_every_code_but_that_of_a_refusal():
         "operator": "In",
         "values": [REFUSED],
     }
-    actions = {reason: rule["action"] for rule in spec["failurePolicy"]["rules"] for reason in rule["onJobFailureReasons"]}
+    actions = {
+        reason: rule["action"] for rule in spec["failurePolicy"]["rules"] for reason in rule["onJobFailureReasons"]
+    }
     assert actions == {"PodFailurePolicy": "FailJobSet", "BackoffLimitExceeded": "RestartJobSet"}
 
 
 def test_the_jobset_mounts_a_bucket_where_the_run_is_written():
-    pod = yaml.safe_load((LAUNCH / "jobset.yaml").read_text())["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    pod = yaml.safe_load((LAUNCH / "jobset.yaml").read_text())["spec"]["replicatedJobs"][0]["template"]["spec"][
+        "template"
+    ]
     (volume,) = pod["spec"]["volumes"]
     (container,) = pod["spec"]["containers"]
     assert volume["csi"]["driver"] == "gcsfuse.csi.storage.gke.io" and volume["csi"]["volumeAttributes"]["bucketName"]

@@ -51,7 +51,9 @@ def test_every_series_and_mark_has_a_row_of_the_legend_inside_the_picture():
     names = [f"method {i}" for i in range(7)]
     svg = pages.plot([pages.Series(name, [(1.0, 1.0), (2.0, 3.0)]) for name in names], "x", "y", {"best": 2.0})
     tall = float(re.search(r'viewBox="0 0 \d+ (\d+)"', svg)[1])
-    places = {name: (float(x), float(y)) for x, y, name in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)<', svg)}
+    places = {
+        name: (float(x), float(y)) for x, y, name in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)<', svg)
+    }
     rows = [places[name] for name in [*names, "best"]]
     assert len(set(rows)) == 8 and all(y < tall for _, y in rows)
     assert svg.count("stroke-dasharray") == 2  # the line and its sign

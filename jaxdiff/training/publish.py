@@ -153,7 +153,7 @@ def records(workdir: Path) -> list[Mapping[str, Any]]:
     path = workdir / "evaluations.jsonl"
     if not path.is_file():
         return []
-    found = []
+    found: list[Mapping[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)

@@ -83,7 +83,9 @@ class Handler(BaseHTTPRequestHandler):
                 if path.startswith(below)
             ]
             return self.answer(listed)
-        return self.answer({"id": f"{owner}/{name}", "sha": COMMIT, "siblings": [{"rfilename": path} for path in files]})
+        return self.answer(
+            {"id": f"{owner}/{name}", "sha": COMMIT, "siblings": [{"rfilename": path} for path in files]}
+        )
 
     def do_POST(self):
         path, body = urlsplit(self.path).path, self.body()

@@ -43,7 +43,9 @@ def inside(url):
 
 
 def steps_in(url):
-    return sorted({int(name.split("/")[1]) for name in inside(url) if name.count("/") > 1 and name[:11] == bucket.STEPS})
+    return sorted(
+        {int(name.split("/")[1]) for name in inside(url) if name.count("/") > 1 and name[:11] == bucket.STEPS}
+    )
 
 
 def train(url, **changes):
@@ -70,7 +72,9 @@ def test_a_run_in_a_bucket_is_resumed_and_sampled_like_one_on_disk(url, tmp_path
     run = jaxdiff.load(url, devices=DEVICE)
     assert run.step == 6
     np.testing.assert_array_equal(run.sample(0, 4), jaxdiff.load(on_disk, devices=DEVICE).sample(0, 4))
-    assert_same_bits(jaxdiff.load(url, devices=DEVICE, step=3).params, jaxdiff.load(on_disk, devices=DEVICE, step=3).params)
+    assert_same_bits(
+        jaxdiff.load(url, devices=DEVICE, step=3).params, jaxdiff.load(on_disk, devices=DEVICE, step=3).params
+    )
     assert main(["evaluate", f"--workdir={url}", "--config.eval.samples=64"]) == 0
     assert main(["evaluate", f"--workdir={url}", "--config.eval.samples=64"]) == 0
     table = MEMORY.cat_file(f"{remote.place_of(url).path}/evaluations.jsonl").decode().splitlines()
@@ -119,7 +123,9 @@ def test_a_file_is_copied_again_only_when_it_has_changed(url, tmp_path, monkeypa
     mirror = bucket.Mirror(remote.place_of(url), tmp_path)
     put, seen = type(MEMORY).put_file, []
     monkeypatch.setattr(
-        type(MEMORY), "put_file", lambda self, source, path, **how: (seen.append(path[-1]), put(self, source, path, **how))
+        type(MEMORY),
+        "put_file",
+        lambda self, source, path, **how: (seen.append(path[-1]), put(self, source, path, **how)),
     )
     mirror.copy()
     (tmp_path / "b").write_text("three")

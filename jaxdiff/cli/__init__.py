@@ -18,6 +18,7 @@ from jaxdiff.cli import (
     evaluate,
     features,
     huge_pages,
+    no_tpu,
     plan,
     push,
     sample,
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if argv is None and arguments[0] in COMPUTING:
         huge_pages.restart()
+    no_tpu.quiet()
     try:
         return run(arguments)
     except BrokenPipeError:  # the reader, such as head, closed the pipe

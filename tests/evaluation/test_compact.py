@@ -46,7 +46,7 @@ def test_images_of_any_size_and_grey_ones():
         net.apply(np.zeros((2, 32, 32, 4), np.float32))
 
 
-@pytest.mark.parametrize(("kind", "strengths"), [("blur", (0.5, 1.0, 2.0)), ("noise", (0.03, 0.1, 0.2))])
+@pytest.mark.parametrize(("kind", "strengths"), [("blur", (0.5, 1.0, 2.0)), ("noise", (0.06, 0.1, 0.2))])
 def test_distances_grow_with_damage(images, distance, kind, strengths):
     clean, rng = images[: len(images) // 2], np.random.default_rng(0)
     damaged = [distance(getattr(damage, kind)(clean, strength, rng)) for strength in strengths]

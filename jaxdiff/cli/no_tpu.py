@@ -1,6 +1,6 @@
 """Silence where libtpu is installed and no TPU is there.
 
-JAX 0.10 tries every platform that is installed, and libtpu writes what it misses, a page of it, before the first line of
+JAX 0.10 tries every platform that is installed, and libtpu writes a page about what it misses before the first line of
 a command.
 """
 
